@@ -1,0 +1,75 @@
+"""The command line: one function a verb, its signature the flags, its docstring the help; the work is done elsewhere.
+
+Torch and everything that needs it is imported inside the verbs, so that `--help` answers at once.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from vitreous import __version__, console
+from vitreous.errors import VitreousError
+
+Json = Annotated[bool, tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.")]
+
+
+def models(pattern: tyro.conf.Positional[str] = "", *, json: Json = False) -> None:
+    """List every variant: layers, width, MLP size, heads, parameters, GFLOPs, tokens.
+
+    Args:
+        pattern: Part of a name, a shell pattern (`vit_base*`) or a name of the paper (`ViT-B/16`).
+    """
+    from vitreous.models import zoo
+
+    rows = [zoo.describe(name) for name in zoo.list_models(pattern)]
+    if not rows:
+        raise zoo.unknown(pattern)
+    if json:
+        console.document(rows)
+    else:
+        console.table(list(rows[0]), [list(row.values()) for row in rows], title="One GFLOP: 1e9 multiply-adds")
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "models": models,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit status: 0, 1 with one line on stderr, or 2 for wrong usage."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if arguments == ["--version"]:
+        print(f"vitreous {__version__}")  # noqa: T201
+        return 0
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            VERBS,
+            prog="vitreous",
+            description="The Vision Transformer as software: train it, measure it, look inside it, serve it.",
+            args=arguments or ["--help"],
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+        )
+    except VitreousError as error:
+        return _stop(error, debug, str(error))
+    except KeyboardInterrupt as error:
+        return _stop(error, debug, "interrupted", status=130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone: nothing is left to say
+        return 1
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except Exception as error:
+        kind = type(error).__name__
+        return _stop(error, debug, f"unexpected {kind}: {error} (this is a bug; run again with --debug to see where)")
+    return 0
+
+
+def _stop(error: BaseException, debug: bool, message: str, status: int = 1) -> int:
+    if debug:
+        raise error
+    console.fail(message)
+    return status

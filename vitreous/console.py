@@ -1,0 +1,79 @@
+"""What people see: results go to stdout, everything said on the way goes to stderr. No torch.
+
+On a terminal tables and notes are drawn by rich; elsewhere they are plain lines that other programs can read.
+Because only results reach stdout, `--json` keeps it clean by construction.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+Cell = str | int | float | None
+
+
+def note(message: str) -> None:
+    """Say something on the way: a choice that was made, a file that was written."""
+    _line(message, style=None)
+
+
+def warn(message: str) -> None:
+    """Say something that the user should look at, though the work goes on."""
+    _line(f"warning: {message}", style="yellow")
+
+
+def fail(message: str) -> None:
+    """Say why the work stopped, in one line."""
+    _line(f"error: {' '.join(message.split())}", style="red")
+
+
+def document(value: Any) -> None:
+    """Write one JSON document to stdout (`--json`)."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, title: str = "") -> None:
+    """Write a table to stdout: boxed on a terminal, aligned plain lines elsewhere. Numbers align right."""
+    texts = [[_text(cell) for cell in row] for row in rows]
+    numeric = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(columns))]
+    if sys.stdout.isatty():
+        _draw(columns, texts, numeric, title)
+        return
+    widths = [max(len(line[i]) for line in [list(columns), *texts]) for i in range(len(columns))]
+    for line in [list(columns), *texts]:
+        cells = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
+        )
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return ""
+    if isinstance(cell, float):
+        return f"{cell:,.2f}" if abs(cell) >= 0.01 or cell == 0 else f"{cell:.1e}"
+    return f"{cell:,}" if isinstance(cell, int) else cell
+
+
+def _draw(columns: Sequence[str], rows: list[list[str]], numeric: list[bool], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=title or None, header_style="bold")
+    for column, right in zip(columns, numeric, strict=True):
+        drawn.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))  # Text: names from files are never read as markup
+    Console().print(drawn)
+
+
+def _line(message: str, style: str | None) -> None:
+    if style is not None and sys.stderr.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        Console(stderr=True).print(Text(message, style=style), soft_wrap=True)
+    else:
+        sys.stderr.write(message + "\n")

@@ -1,0 +1,38 @@
+"""The errors that a user can cause, as one small tree; each message says what was wrong and what to do.
+
+Anything that is not a `VitreousError` is our bug, and the command line shows it as one.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class VitreousError(Exception):
+    """Base of every error that vitreous raises on purpose; the command line prints it as one line, exit 1."""
+
+
+class ModelError(VitreousError, ValueError):
+    """A model that can't be built, or an input that it can't take."""
+
+
+class CheckpointError(VitreousError):
+    """A file of weights that can't be read, trusted, understood or written."""
+
+
+class LayoutError(CheckpointError):
+    """Weights that a layout does not hold, or a model that a layout can't express."""
+
+
+class DataError(VitreousError):
+    """Images or labels that can't be used."""
+
+
+class MissingDependencyError(VitreousError):
+    """An optional package that this verb needs is not installed."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+    """Return `; did you mean a, b, c?` for a mistyped name, or nothing when no name is near."""
+    lowered = {candidate.lower(): candidate for candidate in known}
+    matches = get_close_matches(name.lower(), lowered, n=count, cutoff=0.5)
+    return f"; did you mean {', '.join(lowered[match] for match in matches)}?" if matches else ""

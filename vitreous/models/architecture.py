@@ -1,0 +1,302 @@
+"""What a model is, as data: frozen configurations that refuse what can't be built. No torch.
+
+Letters, here and in the model files: B batch, N tokens, D width, H heads, L layers, P patch, C channels, K classes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from math import prod
+from typing import Any, Literal, TypeVar, get_args
+
+from vitreous.errors import ModelError, nearest
+
+Positions = Literal["learned", "sincos2d", "learned2d", "relative", "rope", "none"]
+Pooling = Literal["cls", "gap", "map", "cls_gap"]
+Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNetConfig:
+    """A ResNet with group norm and weight-standardised convolutions: BiT, and the trunk of the hybrids."""
+
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    """Bottleneck blocks in each stage; an empty tuple leaves the root convolution and its pool."""
+    width_factor: int = 1
+    """Multiplies every channel count: the x4 of BiT-R152x4."""
+    image_size: tuple[int, int] = (224, 224)
+    """Height and width that figures of cost refer to; any size can be fed."""
+    in_channels: int = 3
+    num_classes: int = 1000
+    stem_width: int = 64
+    """Channels of the root convolution; stage i has 4 * 2**i times as many."""
+    preactivation: bool = True
+    """Norm and ReLU before each convolution (BiT), or after (the hybrids' trunk)."""
+    same_padding: bool = False
+    """Pad as TensorFlow's SAME does, by input size (the hybrids), or by kernel size with a zero-padded pool (BiT)."""
+    std_eps: float = 1e-8
+    """Keeps weight standardisation finite; see `std_eps_on`."""
+    std_eps_on: Literal["variance", "deviation"] = "variance"
+    """Whether `std_eps` is added under the root (PyTorch ports) or to the standard deviation (Google's JAX code)."""
+    groups: int = 32
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))
+        object.__setattr__(self, "image_size", pair(self.image_size, "image_size"))
+        at_least(self, 1, "width_factor", "in_channels", "stem_width", "groups")
+        at_least(self, 0, "num_classes")
+        one_of(self, "std_eps_on", ("variance", "deviation"))
+        if any(count < 1 for count in self.layers):
+            raise ModelError(f"layers {self.layers} has an empty stage: give each stage at least one block")
+        if self.stem_width * self.width_factor % self.groups:
+            raise ModelError(
+                f"stem width {self.stem_width * self.width_factor} is not a multiple of the {self.groups} norm groups"
+            )
+
+    @property
+    def stride(self) -> int:
+        """Pixels between two cells of the output: 4 after the root, doubled by every stage but the first."""
+        return 4 * 2 ** max(0, len(self.layers) - 1)
+
+    @property
+    def channels(self) -> tuple[int, ...]:
+        """Output channels of the root and of each stage."""
+        stem = self.stem_width * self.width_factor
+        return (stem, *(stem * 4 * 2**stage for stage in range(len(self.layers))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTConfig:
+    """A Vision Transformer; the defaults are ViT-B/16 of the paper."""
+
+    image_size: tuple[int, int] = (224, 224)
+    """Height and width of the input; one number means a square."""
+    patch_size: tuple[int, int] = (16, 16)
+    """Height and width of a patch, in pixels (in cells of the trunk's output for a hybrid)."""
+    frames: int | None = None
+    """Frames of a video clip (B, C, T, H, W); None for images."""
+    tubelet: int = 1
+    """Frames that one patch spans."""
+    in_channels: int = 3
+    num_classes: int = 1000
+    """Rows of the head; 0 leaves it out, and the model returns the pooled features."""
+    width: int = 768
+    """D, the size of a token."""
+    depth: int = 12
+    """L, the number of blocks."""
+    heads: int = 12
+    mlp_width: int = 3072
+    """Hidden units of the MLP (after gating for SwiGLU)."""
+    positions: Positions = "learned"
+    """learned: one vector a token; sincos2d: fixed; learned2d: a row and a column half; relative: by offset, in every
+    attention; rope: rotary, in every attention; none: a bag of patches."""
+    pooling: Pooling = "cls"
+    """cls: the class token; gap: mean of the patches; map: attention pooling; cls_gap: class token and mean, joined."""
+    class_token: bool = True
+    registers: int = 0
+    """Extra tokens without a place or an output (arXiv 2309.16588)."""
+    distilled: bool = False
+    """DeiT's distillation token and its head (arXiv 2012.12877)."""
+    positioned_prefix: int | None = None
+    """How many of the leading tokens (class, distillation, registers) have a learned position; None: all of them."""
+    activation: Activation = "gelu"
+    """gelu: exact; gelu_tanh: JAX's approximation; swiglu: gated (DINOv2's giant)."""
+    qkv_bias: bool = True
+    layer_scale: float | None = None
+    """Initial value of LayerScale (arXiv 2103.17239); None leaves it out."""
+    pre_logits: int | None = None
+    """Width of the tanh layer between pooling and head (the paper's ImageNet-21k models); None leaves it out."""
+    norm_after_pool: bool = False
+    """Normalise the pooled vector (`fc_norm`, as MAE fine-tunes) instead of every token (`norm`)."""
+    norm_eps: float = 1e-6
+    embedding_dropout: float = 0.0
+    """After the position embeddings are added."""
+    attention_dropout: float = 0.0
+    """On the attention probabilities."""
+    dropout: float = 0.0
+    """After every dense layer but qkv (section B.1 of the paper)."""
+    drop_path: float = 0.0
+    """Stochastic depth: the last block's rate; it rises linearly from 0 with depth."""
+    stem: ResNetConfig | None = None
+    """The trunk of a hybrid, whose feature map is cut into patches instead of the image."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "image_size", pair(self.image_size, "image_size"))
+        object.__setattr__(self, "patch_size", pair(self.patch_size, "patch_size"))
+        if isinstance(self.stem, Mapping):
+            object.__setattr__(self, "stem", _build(ResNetConfig, self.stem))
+        at_least(self, 1, "in_channels", "width", "depth", "heads", "mlp_width", "tubelet")
+        at_least(self, 0, "num_classes", "registers")
+        one_of(self, "positions", get_args(Positions))
+        one_of(self, "pooling", get_args(Pooling))
+        one_of(self, "activation", get_args(Activation))
+        for rate in ("embedding_dropout", "attention_dropout", "dropout", "drop_path"):
+            if not 0.0 <= getattr(self, rate) < 1.0:
+                raise ModelError(f"{rate} {getattr(self, rate)} is not a probability: use 0.0 up to, not including, 1.0")
+        self._check_grid()
+        self._check_width()
+        self._check_tokens()
+
+    def _check_grid(self) -> None:
+        height, width = self.image_size
+        step_y, step_x = self.step
+        if height % step_y or width % step_x:
+            fits = " or ".join(
+                f"{h}x{w}"
+                for h, w in dict.fromkeys(
+                    (max(1, round_(height / step_y)) * step_y, max(1, round_(width / step_x)) * step_x)
+                    for round_ in (int, lambda x: -int(-x // 1))
+                )
+            )
+            of = f"patch size {_size(self.patch_size)}"
+            of += f" times the trunk's stride {self.stem.stride}" if self.stem else ""
+            raise ModelError(f"image size {height}x{width} is not a multiple of the {of}: use {fits}")
+        if self.frames is not None:
+            if self.frames < 1 or self.frames % self.tubelet:
+                raise ModelError(f"{self.frames} frames is not a multiple of the tubelet {self.tubelet}")
+            if self.stem:
+                raise ModelError("a hybrid's trunk takes images, not video: leave out frames, or stem")
+            if self.positions not in ("learned", "none"):
+                raise ModelError(f"positions {self.positions} is for images: a video model takes learned or none")
+        elif self.tubelet != 1:
+            raise ModelError(f"tubelet {self.tubelet} is for video: give frames too")
+
+    def _check_width(self) -> None:
+        if self.width % self.heads:
+            fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
+            near = sorted(fits, key=lambda n: abs(n - self.heads))[:2]
+            raise ModelError(
+                f"width {self.width} is not a multiple of {self.heads} heads: use {near[0]} or {near[-1]} heads, "
+                f"or width {self.width - self.width % self.heads + self.heads}"
+            )
+        if self.positions == "sincos2d" and self.width % 4:
+            raise ModelError(f"sincos2d positions need a width that is a multiple of 4, not {self.width}")
+        if self.positions == "learned2d" and self.width % 2:
+            raise ModelError(f"learned2d positions need an even width, not {self.width}")
+        if self.positions == "rope" and (self.width // self.heads) % 4:
+            raise ModelError(
+                f"rope positions need a head width that is a multiple of 4, not {self.width // self.heads} "
+                f"(width {self.width} over {self.heads} heads)"
+            )
+
+    def _check_tokens(self) -> None:
+        if self.pooling in ("cls", "cls_gap") and not self.class_token:
+            raise ModelError(f"pooling {self.pooling} needs the class token: use gap or map, or class_token=True")
+        if self.distilled and (self.pooling != "cls" or self.registers or self.pre_logits):
+            raise ModelError("a distilled model pools its class token (cls), without registers or pre_logits")
+        if self.norm_after_pool and self.pooling != "gap":
+            raise ModelError(f"norm_after_pool goes with pooling gap, not {self.pooling}")
+        if self.positioned_prefix is not None and not 0 <= self.positioned_prefix <= self.prefix:
+            raise ModelError(
+                f"positioned_prefix {self.positioned_prefix} is out of range: the model has {self.prefix} prefix tokens"
+            )
+
+    @property
+    def step(self) -> tuple[int, int]:
+        """Height and width of a patch in pixels of the image."""
+        stride = self.stem.stride if self.stem else 1
+        return self.patch_size[0] * stride, self.patch_size[1] * stride
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches along height and width."""
+        return self.image_size[0] // self.step[0], self.image_size[1] // self.step[1]
+
+    @property
+    def time_steps(self) -> int:
+        """Patches along time; 1 for images."""
+        return self.frames // self.tubelet if self.frames else 1
+
+    @property
+    def patches(self) -> int:
+        """Patch tokens: N of the paper."""
+        return self.time_steps * prod(self.grid)
+
+    @property
+    def prefix(self) -> int:
+        """Tokens before the patches: class, distillation, registers."""
+        return self.class_token + self.distilled + self.registers
+
+    @property
+    def tokens(self) -> int:
+        """Length of the sequence that the encoder sees."""
+        return self.prefix + self.patches
+
+    @property
+    def placed_prefix(self) -> int:
+        """Prefix tokens that have a learned position embedding."""
+        return self.prefix if self.positioned_prefix is None else self.positioned_prefix
+
+    @property
+    def feature_width(self) -> int:
+        """Width of the pooled vector that the head sees."""
+        return self.pre_logits or self.width * (2 if self.pooling == "cls_gap" else 1)
+
+
+Architecture = ViTConfig | ResNetConfig
+Config = TypeVar("Config", ViTConfig, ResNetConfig)
+KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
+
+
+def to_dict(config: Architecture) -> dict[str, Any]:
+    """Return the configuration as plain JSON values, with its kind; `from_dict` reads it back."""
+    return {"kind": "vit" if isinstance(config, ViTConfig) else "resnet", **asdict(config)}
+
+
+def from_dict(values: Mapping[str, Any]) -> Architecture:
+    """Build the configuration that `to_dict` wrote; unknown kinds and keys are refused."""
+    values = dict(values)
+    kind = values.pop("kind", None)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ModelError(f"unknown kind of model {kind!r}: expected one of {', '.join(KINDS)}")
+    return _build(KINDS[kind], values)
+
+
+def override(config: Config, overrides: Mapping[str, Any]) -> Config:
+    """Return the configuration with some fields replaced; an unknown field is refused with its nearest names."""
+    _known(type(config), overrides)
+    return replace(config, **overrides)
+
+
+def pair(value: Any, name: str) -> tuple[int, int]:
+    """Read one number as a square, two as height and width."""
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    if len(numbers) == 1:
+        numbers *= 2
+    if len(numbers) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers):
+        raise ModelError(f"{name} {value!r} is not a size: give one positive number, or height and width")
+    return numbers
+
+
+def at_least(config: object, least: int, *names: str) -> None:
+    """Refuse fields that are not whole numbers of at least `least`."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or value < least:
+            raise ModelError(f"{name} {value!r} is too small: give a whole number of at least {least}")
+
+
+def one_of(config: object, name: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a field whose value is not one of the allowed words."""
+    value = getattr(config, name)
+    if value not in allowed:
+        raise ModelError(f"unknown {name} {value!r}: expected one of {', '.join(allowed)}")
+
+
+def _build(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    _known(kind, values)
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ModelError(f"not a {kind.__name__}: {error}") from None
+
+
+def _known(kind: type[Architecture], values: Mapping[str, Any]) -> None:
+    names = [field.name for field in fields(kind)]
+    for name in values:
+        if name not in names:
+            raise ModelError(f"{kind.__name__} has no option {name!r}{nearest(name, names)}")
+
+
+def _size(size: tuple[int, int]) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
