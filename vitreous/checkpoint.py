@@ -89,7 +89,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _checksum(tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
-    digest.update(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
     return digest.hexdigest()
 
 
