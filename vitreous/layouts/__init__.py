@@ -19,6 +19,7 @@ LAYOUTS: dict[str, ModuleType] = {
 def read(path: Path, hints: Hints) -> tuple[str, Weights]:
     """Read weights of any layout; return its name and the weights under our names."""
     container = containers.read(path)
+    hints = {name: value for name, value in hints.items() if value is not None}
     for name, layout in LAYOUTS.items():
         if layout.matches(container):
             return name, layout.read(container, hints)

@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -82,7 +83,7 @@ def write(container: Container, path: Path) -> Path:
 
 def fetch(source: str) -> Path:
     """Bring `hf://owner/name[@revision]` into huggingface-hub's cache, and return its folder."""
-    match = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", source)
+    match = re.fullmatch(r"hf://(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?", source)
     if match is None:
         raise CheckpointError(
             f"{source} is not a repository: write hf://owner/name or hf://owner/name@revision"
@@ -188,7 +189,9 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def _pickled(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old pickles: they are refused or read, and either is said
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         what = f"it wants {wanted[1]}" if wanted else "it wants more than tensors"

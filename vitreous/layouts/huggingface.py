@@ -129,7 +129,7 @@ def write(weights: Weights) -> Container:
     return Container(tensors=tensors, documents=documents)
 
 
-def vit_names(tensors: dict[str, Tensor], rules: Rules, prefix: str) -> dict[str, Tensor]:
+def _vit_names(tensors: dict[str, Tensor], rules: Rules, prefix: str) -> dict[str, Tensor]:
     """Return a ViT's tensors under the names of transformers 4, with the prefix of a classifier's body."""
     parts = split(dict(tensors), "attn.qkv", ["attn.q", "attn.k", "attn.v"])
     body = {name: tensor for name, tensor in parts.items() if not name.startswith("head")}
@@ -163,7 +163,7 @@ def _write_vit(weights: Weights, config: ViTConfig) -> tuple[dict[str, Tensor], 
         tensors["head.weight"] = torch.nn.functional.pad(tensors["head.weight"], (0, config.width))
     prefix = f"{kind}." if config.num_classes else ""
     gated = GATED_OUT if config.activation == "swiglu" else []
-    named = vit_names(tensors, gated if kind.startswith("dinov2") else VIT_OUT, prefix)
+    named = _vit_names(tensors, gated if kind.startswith("dinov2") else VIT_OUT, prefix)
     if kind.startswith("dinov2"):
         named[f"{prefix}embeddings.mask_token"] = torch.zeros(1, config.width)
     heads = {

@@ -76,9 +76,9 @@ def write(weights: Weights) -> Container:
                 "positions on some registers": config.placed_prefix not in (0, config.prefix),
             },
         )
-    architecture, arguments = _architecture(config)
+    name, arguments = architecture(config)
     document: dict[str, Any] = {
-        "architecture": architecture,
+        "architecture": name,
         "num_classes": config.num_classes,
         "num_features": config.width if isinstance(config, ViTConfig) else config.channels[-1],
         "pretrained_cfg": _pretrained(weights),
@@ -106,7 +106,7 @@ def _hints(document: dict[str, Any]) -> Hints:
     return hints
 
 
-def _architecture(config: Architecture) -> tuple[str, dict[str, Any]]:
+def architecture(config: Architecture) -> tuple[str, dict[str, Any]]:
     """Return the timm model to start from, and the arguments that make it this one."""
     if isinstance(config, ResNetConfig):
         depth = next((depth for depth, layers in zoo.RESNETS.items() if layers == config.layers), None)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitreous.config import Preprocessing
 from vitreous.errors import ModelError
+from vitreous.models.architecture import ViTConfig
 from vitreous.models.resnet import Head, ResNet, StdConv2d, Stem, Trunk
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
@@ -63,23 +64,22 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
     return weight[:, torch.arange(channels) % before] * (before / channels)
 
 
-@torch.no_grad()
 def set_sizes(model: Model, image_size: Size | None, patch_size: Size | None) -> list[str]:
     """Take images or patches of another size; positions are resampled in 2D, filters by pseudo-inverse."""
-    said = []
+    before = model.config
     if patch_size is not None:
         if not isinstance(model, VisionTransformer):
             raise ModelError("a ResNet has no patches: leave out patch_size")
-        before = model.config
-        model.set_patch_size(patch_size)
-        said.append(f"patch size: {_by(before.patch_size)} → {_by(model.config.patch_size)}, filters resized")
-    if image_size is not None:
-        before = model.config.image_size
+        model.set_patch_size(patch_size, image_size)
+    elif image_size is not None:
         model.set_image_size(image_size)
-        how = ""
-        if isinstance(model, VisionTransformer):
-            how = f", {model.config.positions} positions resampled to {_by(model.config.grid)} patches"
-        said.append(f"image size: {_by(before)} → {_by(model.config.image_size)}{how}")
+    after, said = model.config, []
+    if isinstance(before, ViTConfig) and isinstance(after, ViTConfig) and patch_size is not None:
+        said.append(f"patch size: {_by(before.patch_size)} → {_by(after.patch_size)}, filters resized")
+    if image_size is not None:
+        vit = isinstance(after, ViTConfig)
+        how = f", {after.positions} positions resampled to {_by(after.grid)} patches" if vit else ""
+        said.append(f"image size: {_by(before.image_size)} → {_by(after.image_size)}{how}")
     return said
 
 
