@@ -13,9 +13,9 @@ import torch
 import torchvision
 import transformers
 from safetensors.torch import save_file
+from timm.layers.hybrid_embed import HybridEmbed
 from timm.layers.std_conv import StdConv2dSame
 from timm.models.resnetv2 import ResNetV2
-from timm.models.vision_transformer_hybrid import HybridEmbed
 from torch import Tensor, nn
 
 from tests import real_weights
