@@ -1,6 +1,6 @@
 """Which part of a trained model learns: all of it, its head, its last blocks, or low-rank updates (LoRA).
 
-LoRA's factors live beside the frozen matrices while training; `merged` folds them in, so that what is saved is
+LoRA's factors live beside the frozen matrices while training; `merged` folds them in, so what is saved is
 an ordinary model for every layout and export.
 """
 
