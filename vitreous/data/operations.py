@@ -16,6 +16,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from vitreous.config import Augment
+from vitreous.data.lookup import FASTER
 from vitreous.errors import DataError
 
 BINS = 31  # torchvision's number of magnitudes
@@ -146,7 +147,7 @@ def check_channels(augment: Augment, channels: int) -> None:
 def apply_image(image: Image.Image, operations: Sequence[Operation]) -> Image.Image:
     """Apply an image's operations to it."""
     for name, strength in operations:
-        image = FUNCTIONS[name](image, strength)
+        image = FASTER.get(name, FUNCTIONS[name])(image, strength)
     return image
 
 
@@ -154,10 +155,44 @@ def apply_batch(images: Tensor, operations: Sequence[Sequence[Operation]]) -> Te
     """Apply each image's own operations to uint8 (B, C, H, W), in place, grouped by operation."""
     for k in range(max(map(len, operations), default=0)):
         groups: dict[Operation, list[int]] = {}
+        moved: list[tuple[int, Operation]] = []
         for index, chosen in enumerate(operations):
-            if k < len(chosen):
+            if k < len(chosen) and chosen[k].name in GEOMETRIC:
+                moved.append((index, chosen[k]))
+            elif k < len(chosen):
                 groups.setdefault(chosen[k], []).append(index)
+        if moved:
+            rows = torch.tensor([index for index, _ in moved], device=images.device)
+            images[rows] = _move(images[rows], [operation for _, operation in moved])
         for (name, strength), members in groups.items():
             rows = torch.tensor(members, device=images.device)
             images[rows] = FUNCTIONS[name](images[rows], strength)
     return images
+
+
+GEOMETRIC = frozenset({"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"})
+
+
+def _move(images: Tensor, operations: Sequence[Operation]) -> Tensor:
+    """Shear, shift or turn every image of uint8 (B, C, H, W) by its own amount, in one call."""
+    height, width = images.shape[2:]
+    matrices = torch.tensor(
+        [_inverse(operation, height, width) for operation in operations], device=images.device
+    )
+    grid = torch.nn.functional.affine_grid(matrices, list(images.shape), align_corners=False)
+    moved = torch.nn.functional.grid_sample(images.float(), grid, mode="nearest", align_corners=False)
+    return moved.to(torch.uint8)
+
+
+def _inverse(operation: Operation, height: int, width: int) -> list[list[float]]:
+    """Return where in the source a target pixel comes from, in units of half the image from its centre."""
+    name, s = operation
+    if name == "Rotate":
+        cos, sin = math.cos(math.radians(s)), math.sin(math.radians(s))
+        return [[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]]
+    if name in ("TranslateX", "TranslateY"):
+        x, y = (s, 0.0) if name == "TranslateX" else (0.0, s)
+        return [[1.0, 0.0, -2 * int(x * width) / width], [0.0, 1.0, -2 * int(y * height) / height]]
+    if name == "ShearX":  # about the top left corner: a pixel moves by s times its height
+        return [[1.0, s * height / width, s * height / width], [0.0, 1.0, 0.0]]
+    return [[1.0, 0.0, 0.0], [s * width / height, 1.0, s * width / height]]
