@@ -285,7 +285,7 @@ def resolve(augment: str | Augment, split: Split, preprocessing: Preprocessing) 
             augment = replace(augment, randaugment=(0, 0))
     if preprocessing.resize == "pad":
         augment = replace(augment, crop_scale=None)  # native aspect: the whole image is seen
-    operations.check_channels(augment, preprocessing.channels)
+    operations.check_operations(augment, preprocessing.channels)
     return augment
 
 

@@ -7,6 +7,7 @@ depend on where it is computed. A batch is grouped by operation: one kernel call
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,20 +53,25 @@ def _gray(image: Any) -> Any:
     return image if channels == 1 else F.rgb_to_grayscale(image, num_output_channels=3)
 
 
-# name → (strength at magnitude m of 30, has a sign, function of image and strength)
-RANDAUGMENT: dict[str, tuple[Callable[[float], float], bool, Callable[[Any, float], Any]]] = {
+def _up_to(maximum: float) -> Callable[[int], float]:
+    """Return the strength at a magnitude of 0 to 30, with torchvision's rounding."""
+    return lambda m: float(torch.linspace(0.0, maximum, BINS)[m])
+
+
+# name → (strength at magnitude m, has a sign, function of image and strength)
+RANDAUGMENT: dict[str, tuple[Callable[[int], float], bool, Callable[[Any, float], Any]]] = {
     "Identity": (lambda m: 0.0, False, lambda image, s: image),
-    "ShearX": (lambda m: 0.3 * m, True, lambda image, s: _shear(image, s, 0.0)),
-    "ShearY": (lambda m: 0.3 * m, True, lambda image, s: _shear(image, 0.0, s)),
-    "TranslateX": (lambda m: 150 / 331 * m, True, lambda image, s: _translate(image, s, 0.0)),
-    "TranslateY": (lambda m: 150 / 331 * m, True, lambda image, s: _translate(image, 0.0, s)),
-    "Rotate": (lambda m: 30.0 * m, True, lambda image, s: F.rotate(image, angle=s)),
-    "Brightness": (lambda m: 0.9 * m, True, lambda image, s: F.adjust_brightness(image, 1.0 + s)),
-    "Color": (lambda m: 0.9 * m, True, lambda image, s: F.adjust_saturation(image, 1.0 + s)),
-    "Contrast": (lambda m: 0.9 * m, True, lambda image, s: F.adjust_contrast(image, 1.0 + s)),
-    "Sharpness": (lambda m: 0.9 * m, True, lambda image, s: F.adjust_sharpness(image, 1.0 + s)),
-    "Posterize": (lambda m: 8 - round(4 * m), False, lambda image, s: F.posterize(image, bits=int(s))),
-    "Solarize": (lambda m: 1.0 - m, False, lambda image, s: F.solarize(image, threshold=255.0 * s)),
+    "ShearX": (_up_to(0.3), True, lambda image, s: _shear(image, s, 0.0)),
+    "ShearY": (_up_to(0.3), True, lambda image, s: _shear(image, 0.0, s)),
+    "TranslateX": (lambda m: 150 / 331 * m / 30, True, lambda image, s: _translate(image, s, 0.0)),
+    "TranslateY": (lambda m: 150 / 331 * m / 30, True, lambda image, s: _translate(image, 0.0, s)),
+    "Rotate": (_up_to(30.0), True, lambda image, s: F.rotate(image, angle=s)),
+    "Brightness": (_up_to(0.9), True, lambda image, s: F.adjust_brightness(image, 1.0 + s)),
+    "Color": (_up_to(0.9), True, lambda image, s: F.adjust_saturation(image, 1.0 + s)),
+    "Contrast": (_up_to(0.9), True, lambda image, s: F.adjust_contrast(image, 1.0 + s)),
+    "Sharpness": (_up_to(0.9), True, lambda image, s: F.adjust_sharpness(image, 1.0 + s)),
+    "Posterize": (lambda m: 8 - round(4 * m / 30), False, lambda image, s: F.posterize(image, bits=int(s))),
+    "Solarize": (lambda m: float(torch.linspace(1.0, 0.0, BINS)[m]), False, lambda image, s: F.solarize(image, threshold=255.0 * s)),
     "AutoContrast": (lambda m: 0.0, False, lambda image, s: F.autocontrast(image)),
     "Equalize": (lambda m: 0.0, False, lambda image, s: F.equalize(image)),
 }
@@ -105,8 +111,7 @@ def _choose(augment: Augment, draws: list[float]) -> list[Operation]:
     count, magnitude = augment.randaugment
     for k in range(count):
         name = NAMES[int(draws[2 * k] * len(NAMES))]
-        strength, signed, _ = RANDAUGMENT[name]
-        value = strength(magnitude / (BINS - 1))
+        value, signed = _strength(name, magnitude), RANDAUGMENT[name][1]
         chosen.append(Operation(name, -value if signed and draws[2 * k + 1] < 0.5 else value))
     rest = draws[2 * count :]
     if augment.three_augment:
@@ -118,6 +123,11 @@ def _choose(augment: Augment, draws: list[float]) -> list[Operation]:
         spread = augment.color_jitter
         chosen += [Operation(n, 1 + spread * (2 * _level(u) - 1)) for n, u in zip(JITTER, rest, strict=False)]
     return [operation for operation in chosen if not _is_nothing(operation)]
+
+
+@cache
+def _strength(name: str, magnitude: int) -> float:
+    return RANDAUGMENT[name][0](magnitude)
 
 
 def _level(draw: float) -> float:
@@ -135,8 +145,10 @@ def _is_nothing(operation: Operation) -> bool:
     )
 
 
-def check_channels(augment: Augment, channels: int) -> None:
-    """Refuse colour operations on what is neither gray nor RGB."""
+def check_operations(augment: Augment, channels: int) -> None:
+    """Refuse magnitudes that do not exist, and colour operations on what is neither gray nor RGB."""
+    if not 0 <= augment.randaugment[1] < BINS:
+        raise DataError(f"RandAugment's magnitude {augment.randaugment[1]} is out of range: 0 to {BINS - 1}")
     if draws_needed(augment) and channels not in (1, 3):
         raise DataError(
             f"RandAugment, 3-Augment and colour jitter need 1 or 3 channels, not {channels}: set them off, "
