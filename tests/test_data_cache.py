@@ -57,7 +57,10 @@ def test_a_killed_writer_leaves_a_usable_cache(tmp_path: Path) -> None:
         process = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(str(tmp_path),))
         process.start()
         deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and sum(f.stat().st_size for f in tmp_path.rglob("*.index")) < (turn + 1) * 600:
+        while (
+            time.monotonic() < deadline
+            and sum(f.stat().st_size for f in tmp_path.rglob("*.index")) < (turn + 1) * 600
+        ):
             time.sleep(0.01)
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)

@@ -1,6 +1,8 @@
-"""Colour operations: the same as torchvision's, the same on a batch as on one image, drawn with its distribution."""
+"""Colour operations: the same as torchvision's, the same on a batch as on one image, drawn with its
+distribution."""
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +43,9 @@ def test_each_operation_is_torchvisions(name: str, magnitude: int) -> None:
         assert signed == their_sign
         for sign in (1, -1) if signed else (1,):
             value = 0.0 if values is None else float(values[magnitude]) * sign
-            expected = theirs._apply_image_or_video_transform(image, name, value, v2.InterpolationMode.NEAREST, {})  # pyright: ignore[reportArgumentType]
+            expected = theirs._apply_image_or_video_transform(
+                image, name, value, v2.InterpolationMode.NEAREST, {}
+            )  # pyright: ignore[reportArgumentType]
             ours = operations.apply_image(image, [Operation(name, strength_of(magnitude) * sign)])
             assert np.array_equal(np.asarray(ours), np.asarray(expected)), (name, sign, image.size)
 
@@ -51,14 +55,20 @@ def test_the_faster_ones_are_equal_to_the_last_bit() -> None:
         for image in PICTURES:
             for strength in (-0.9, -0.27, 0.0, 0.45, 0.9):
                 expected = operations.FUNCTIONS[name](image, strength)
-                assert np.array_equal(np.asarray(function(image, strength)), np.asarray(expected)), (name, strength)
+                assert np.array_equal(np.asarray(function(image, strength)), np.asarray(expected)), (
+                    name,
+                    strength,
+                )
 
 
 @pytest.mark.parametrize("image", PICTURES[:3])
 def test_a_batch_does_what_single_images_do(image: Image.Image) -> None:
-    """Each image of a batch with its own operation comes out as on its own; Pillow's kernels differ by a level."""
+    """Each image of a batch with its own operation comes out as on its own; Pillow's kernels differ by a
+    level."""
     chosen = [
-        [Operation(name, RANDAUGMENT[name][0](15) * sign)] for name in NAMES for sign in (1, -1)[: 1 + RANDAUGMENT[name][1]]
+        [Operation(name, RANDAUGMENT[name][0](15) * sign)]
+        for name in NAMES
+        for sign in (1, -1)[: 1 + RANDAUGMENT[name][1]]
     ]
     chosen += [[Operation("Gray")], [Operation("Half-solarize")], [Operation("Blur", 1.3)], []]
     chosen += [[Operation("Brightness-factor", 1.2)], [Operation("Saturation-factor", 0.7)]]
@@ -74,7 +84,7 @@ def test_a_batch_does_what_single_images_do(image: Image.Image) -> None:
 
 
 def test_operations_come_in_turn() -> None:
-    image = PICTURES[0]
+    image: Any = PICTURES[0]
     chosen = [Operation("Posterize", 4), Operation("Equalize"), Operation("Rotate", 9.0)]
     expected = F.rotate(F.equalize(F.posterize(image, 4)), 9.0)
     assert np.array_equal(np.asarray(operations.apply_image(image, chosen)), np.asarray(expected))
@@ -100,10 +110,16 @@ def test_every_image_has_its_own_draw() -> None:
 
 def test_three_augment_and_jitter() -> None:
     augment = Augment(three_augment=True, color_jitter=0.3)
-    chosen = operations.choose(augment, order.uniforms(operations.draws_needed(augment), 1, 0, np.arange(3000)))
+    chosen = operations.choose(
+        augment, order.uniforms(operations.draws_needed(augment), 1, 0, np.arange(3000))
+    )
     firsts = Counter(row[0].name for row in chosen)
-    assert set(firsts) == set(operations.THREE_AUGMENT) and all(850 < count < 1150 for count in firsts.values())
-    factors = [operation.strength for row in chosen for operation in row if operation.name in operations.JITTER]
+    assert set(firsts) == set(operations.THREE_AUGMENT) and all(
+        850 < count < 1150 for count in firsts.values()
+    )
+    factors = [
+        operation.strength for row in chosen for operation in row if operation.name in operations.JITTER
+    ]
     assert min(factors) == pytest.approx(0.7) and max(factors) == pytest.approx(1.3)
     sigmas = [row[0].strength for row in chosen if row[0].name == "Blur"]
     assert min(sigmas) == pytest.approx(0.1) and max(sigmas) == pytest.approx(2.0)
@@ -124,10 +140,18 @@ def test_batched_crops_equal_pillows(interpolation: str, size: tuple[int, int]) 
     images = [picture(seed, (64, 48)) for seed in range(12)]
     boxes = np.stack([[*(random.integers(0, 20, 2)), *(random.integers(5, 28, 2))] for _ in images])
     flips = random.random(12) < 0.5
-    method = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}
+    method = {
+        "bilinear": Image.Resampling.BILINEAR,
+        "bicubic": Image.Resampling.BICUBIC,
+        "lanczos": Image.Resampling.LANCZOS,
+    }
     batch = crop_resize(torch.stack([tensor(i) for i in images]), boxes, size, interpolation, flips)
-    for result, image, (top, left, height, width), flip in zip(batch, images, boxes.tolist(), flips, strict=True):
-        expected = image.crop((left, top, left + width, top + height)).resize(size[::-1], method[interpolation])
+    for result, image, (top, left, height, width), flip in zip(
+        batch, images, boxes.tolist(), flips, strict=True
+    ):
+        expected = image.crop((left, top, left + width, top + height)).resize(
+            (size[1], size[0]), method[interpolation]
+        )
         expected = expected.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else expected
         difference = (result.int() - tensor(expected).int()).abs()
         assert difference.max() <= 2 and (difference > 1).float().mean() < 0.002
@@ -148,7 +172,9 @@ def test_partners_are_neighbours() -> None:
 def test_mixup_shares_follow_the_beta_distribution() -> None:
     from scipy.stats import beta, kstest
 
-    own, boxes = mix.mix_shares(Augment(mixup=0.4), order.uniforms(mix.MIX_DRAWS, 0, 0, np.arange(4000)), 32, 32)
+    own, boxes = mix.mix_shares(
+        Augment(mixup=0.4), order.uniforms(mix.MIX_DRAWS, 0, 0, np.arange(4000)), 32, 32
+    )
     assert kstest(own, beta(0.4, 0.4).cdf).pvalue > 0.001
     assert not boxes.any()
 
@@ -161,9 +187,13 @@ def test_mixup_and_cutmix_mix_pixels_and_targets_alike() -> None:
     assert 15 < cut.sum() < 49
     ones, zeros = torch.ones(count, 1, 16, 16), torch.zeros(count, 1, 16, 16)
     mixed = mix.mix(ones, zeros, own, boxes)
-    assert torch.allclose(mixed.mean((1, 2, 3)), torch.from_numpy(own).float(), atol=1e-5)  # each its own share
+    assert torch.allclose(
+        mixed.mean((1, 2, 3)), torch.from_numpy(own).float(), atol=1e-5
+    )  # each its own share
     assert set(mixed[torch.from_numpy(cut)].unique().tolist()) == {0.0, 1.0}
-    targets = mix.mix_targets(torch.eye(2)[torch.zeros(count).long()], torch.eye(2)[torch.ones(count).long()], own)
+    targets = mix.mix_targets(
+        torch.eye(2)[torch.zeros(count).long()], torch.eye(2)[torch.ones(count).long()], own
+    )
     assert torch.allclose(targets.sum(1), torch.ones(count))
     assert torch.allclose(targets[:, 0], torch.from_numpy(own).float())
 

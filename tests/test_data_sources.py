@@ -9,6 +9,7 @@ import pickle
 import struct
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -496,7 +497,7 @@ def test_digits_are_real_and_always_split_the_same_way() -> None:
         "val": 180,
         "test": 359,
     }
-    bunch = load_digits()
+    bunch: Any = load_digits()
     totals = sum(np.bincount(split.targets, minlength=10) for split in data.splits.values())
     assert np.array_equal(totals, np.bincount(bunch.target))
     image = np.asarray(data.splits["val"].read(0, channels=1))

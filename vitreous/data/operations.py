@@ -71,7 +71,11 @@ RANDAUGMENT: dict[str, tuple[Callable[[int], float], bool, Callable[[Any, float]
     "Contrast": (_up_to(0.9), True, lambda image, s: F.adjust_contrast(image, 1.0 + s)),
     "Sharpness": (_up_to(0.9), True, lambda image, s: F.adjust_sharpness(image, 1.0 + s)),
     "Posterize": (lambda m: 8 - round(4 * m / 30), False, lambda image, s: F.posterize(image, bits=int(s))),
-    "Solarize": (lambda m: float(torch.linspace(1.0, 0.0, BINS)[m]), False, lambda image, s: F.solarize(image, threshold=255.0 * s)),
+    "Solarize": (
+        lambda m: float(torch.linspace(1.0, 0.0, BINS)[m]),
+        False,
+        lambda image, s: F.solarize(image, threshold=255.0 * s),
+    ),
     "AutoContrast": (lambda m: 0.0, False, lambda image, s: F.autocontrast(image)),
     "Equalize": (lambda m: 0.0, False, lambda image, s: F.equalize(image)),
 }
