@@ -23,7 +23,7 @@ from vitreous.data.split import ArrayImages, Split
 from vitreous.data.store import cache_root
 from vitreous.errors import DataError
 
-SMALL_BATCH = 1 << 20
+SMALL_BATCH = 1 << 22
 """Pixels below which a batch is not worth a second thread."""
 
 
