@@ -5,6 +5,10 @@ from typing import Literal
 
 Resize = Literal["cover", "exact", "pad", "none"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Optimizer = Literal["adamw", "adam", "sgd", "muon"]
+Schedule = Literal["cosine", "linear", "rsqrt", "constant"]
+Precision = Literal["auto", "bf16", "float32"]
+Compile = Literal["none", "blocks", "whole"]
 
 
 @dataclass(frozen=True, kw_only=True)
