@@ -1,6 +1,6 @@
-"""vitreous: the Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929) as software you can see through.
+"""vitreous: the Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929) as software.
 
-The names below are the whole public surface. They load on first use, so that importing the package costs nothing.
+The names below are the whole public surface. They load on first use: importing the package costs nothing.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The command line: one function a verb, its signature the flags, its docstring the help; the work is done elsewhere.
+"""The command line: one function a verb, its signature the flags, its docstring the help. No work here.
 
 Torch and everything that needs it is imported inside the verbs, so that `--help` answers at once.
 """
@@ -29,7 +29,9 @@ def models(pattern: tyro.conf.Positional[str] = "", *, json: Json = False) -> No
     if json:
         console.document(rows)
     else:
-        console.table(list(rows[0]), [list(row.values()) for row in rows], title="One GFLOP: 1e9 multiply-adds")
+        console.table(
+            list(rows[0]), [list(row.values()) for row in rows], title="One GFLOP: 1e9 multiply-adds"
+        )
 
 
 VERBS: dict[str, Callable[..., Any]] = {
@@ -64,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:
         kind = type(error).__name__
-        return _stop(error, debug, f"unexpected {kind}: {error} (this is a bug; run again with --debug to see where)")
+        return _stop(
+            error, debug, f"unexpected {kind}: {error} (this is a bug; run again with --debug to see where)"
+        )
     return 0
 
 

@@ -19,7 +19,7 @@ class Preprocessing:
     """Height and width that the model sees."""
     resize: Resize = "cover"
     """cover: keep the aspect, scale until `resize_size` is covered, then crop the centre; exact: stretch to
-    `resize_size`, then crop; pad: keep the aspect, fit inside `image_size`, pad the rest; none: take as it is."""
+    `resize_size`, then crop; pad: keep the aspect, fit inside `image_size`, pad the rest; none: as it is."""
     resize_size: tuple[int, int] | None = None
     """Size before the crop; None: the image size (nothing is cropped of a square image)."""
     interpolation: Interpolation = "bicubic"

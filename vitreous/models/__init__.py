@@ -1,4 +1,4 @@
-"""The model family: what a model is (`architecture`), how it computes (`vit`, `resnet`), which ones exist (`zoo`).
+"""The model family: what a model is (`architecture`), computes (`vit`, `resnet`), costs; which exist (`zoo`).
 
 Nothing here knows of ranks, compilation, precision or files.
 """

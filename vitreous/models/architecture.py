@@ -1,6 +1,6 @@
 """What a model is, as data: frozen configurations that refuse what can't be built. No torch.
 
-Letters, here and in the model files: B batch, N tokens, D width, H heads, L layers, P patch, C channels, K classes.
+Letters: B batch, N tokens, D width, H heads, L layers, P patch, C channels, K classes.
 """
 
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ class ResNetConfig:
     preactivation: bool = True
     """Norm and ReLU before each convolution (BiT), or after (the hybrids' trunk)."""
     same_padding: bool = False
-    """Pad as TensorFlow's SAME does, by input size (the hybrids), or by kernel size with a zero-padded pool (BiT)."""
+    """Pad by input size, as TensorFlow's SAME (the hybrids), or by kernel size, the pool with zeros (BiT)."""
     std_eps: float = 1e-8
     """Keeps weight standardisation finite; see `std_eps_on`."""
     std_eps_on: Literal["variance", "deviation"] = "variance"
-    """Whether `std_eps` is added under the root (PyTorch ports) or to the standard deviation (Google's JAX code)."""
+    """Whether `std_eps` is added under the root (PyTorch ports) or to the deviation (Google's JAX code)."""
     groups: int = 32
     norm_eps: float = 1e-5
 
@@ -50,7 +50,7 @@ class ResNetConfig:
             raise ModelError(f"layers {self.layers} has an empty stage: give each stage at least one block")
         if self.stem_width * self.width_factor % self.groups:
             raise ModelError(
-                f"stem width {self.stem_width * self.width_factor} is not a multiple of the {self.groups} norm groups"
+                f"stem width {self.channels[0]} is not a multiple of the {self.groups} groups of its norm"
             )
 
     @property
@@ -88,24 +88,24 @@ class ViTConfig:
     mlp_width: int = 3072
     """Hidden units of the MLP (after gating for SwiGLU)."""
     positions: Positions = "learned"
-    """learned: one vector a token; sincos2d: fixed; learned2d: a row and a column half; relative: by offset, in every
-    attention; rope: rotary, in every attention; none: a bag of patches."""
+    """learned: one vector a token; sincos2d: fixed; learned2d: a row and a column half; relative: by offset,
+    in every attention; rope: rotary, in every attention; none: a bag of patches."""
     pooling: Pooling = "cls"
-    """cls: the class token; gap: mean of the patches; map: attention pooling; cls_gap: class token and mean, joined."""
+    """cls: the class token; gap: mean of the patches; map: attention pooling; cls_gap: both."""
     class_token: bool = True
     registers: int = 0
     """Extra tokens without a place or an output (arXiv 2309.16588)."""
     distilled: bool = False
     """DeiT's distillation token and its head (arXiv 2012.12877)."""
     positioned_prefix: int | None = None
-    """How many of the leading tokens (class, distillation, registers) have a learned position; None: all of them."""
+    """How many of the leading tokens (class, distillation, registers) have a learned position; None: all."""
     activation: Activation = "gelu"
     """gelu: exact; gelu_tanh: JAX's approximation; swiglu: gated (DINOv2's giant)."""
     qkv_bias: bool = True
     layer_scale: float | None = None
     """Initial value of LayerScale (arXiv 2103.17239); None leaves it out."""
     pre_logits: int | None = None
-    """Width of the tanh layer between pooling and head (the paper's ImageNet-21k models); None leaves it out."""
+    """Width of the tanh layer before the head (the paper's ImageNet-21k models); None leaves it out."""
     norm_after_pool: bool = False
     """Normalise the pooled vector (`fc_norm`, as MAE fine-tunes) instead of every token (`norm`)."""
     norm_eps: float = 1e-6
@@ -132,41 +132,42 @@ class ViTConfig:
         one_of(self, "activation", get_args(Activation))
         for rate in ("embedding_dropout", "attention_dropout", "dropout", "drop_path"):
             if not 0.0 <= getattr(self, rate) < 1.0:
-                raise ModelError(f"{rate} {getattr(self, rate)} is not a probability: use 0.0 up to, not including, 1.0")
+                raise ModelError(
+                    f"{rate} {getattr(self, rate)} is not a probability: use 0.0 up to, not including, 1.0"
+                )
         self._check_grid()
         self._check_width()
         self._check_tokens()
 
     def _check_grid(self) -> None:
-        height, width = self.image_size
-        step_y, step_x = self.step
-        if height % step_y or width % step_x:
-            fits = " or ".join(
-                f"{h}x{w}"
-                for h, w in dict.fromkeys(
-                    (max(1, round_(height / step_y)) * step_y, max(1, round_(width / step_x)) * step_x)
-                    for round_ in (int, lambda x: -int(-x // 1))
-                )
-            )
-            of = f"patch size {_size(self.patch_size)}"
-            of += f" times the trunk's stride {self.stem.stride}" if self.stem else ""
-            raise ModelError(f"image size {height}x{width} is not a multiple of the {of}: use {fits}")
         if self.frames is not None:
             if self.frames < 1 or self.frames % self.tubelet:
                 raise ModelError(f"{self.frames} frames is not a multiple of the tubelet {self.tubelet}")
             if self.stem:
                 raise ModelError("a hybrid's trunk takes images, not video: leave out frames, or stem")
             if self.positions not in ("learned", "none"):
-                raise ModelError(f"positions {self.positions} is for images: a video model takes learned or none")
+                raise ModelError(
+                    f"positions {self.positions} is for images: a video model takes learned or none"
+                )
         elif self.tubelet != 1:
             raise ModelError(f"tubelet {self.tubelet} is for video: give frames too")
+        sides = list(zip(self.image_size, self.step, strict=True))
+        if any(side % step for side, step in sides):
+            below = [max(side // step, 1) * step for side, step in sides]
+            above = [-(-side // step) * step for side, step in sides]
+            fits = " or ".join(dict.fromkeys(f"{height}x{width}" for height, width in (below, above)))
+            of = f"patch size {_size(self.patch_size)}"
+            of += f" times the trunk's stride {self.stem.stride}" if self.stem else ""
+            size = f"{self.image_size[0]}x{self.image_size[1]}"
+            raise ModelError(f"image size {size} is not a multiple of the {of}: use {fits}")
 
     def _check_width(self) -> None:
         if self.width % self.heads:
             fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
             near = sorted(fits, key=lambda n: abs(n - self.heads))[:2]
             raise ModelError(
-                f"width {self.width} is not a multiple of {self.heads} heads: use {near[0]} or {near[-1]} heads, "
+                f"width {self.width} is not a multiple of {self.heads} heads: "
+                f"use {near[0]} or {near[-1]} heads, "
                 f"or width {self.width - self.width % self.heads + self.heads}"
             )
         if self.positions == "sincos2d" and self.width % 4:
@@ -181,14 +182,16 @@ class ViTConfig:
 
     def _check_tokens(self) -> None:
         if self.pooling in ("cls", "cls_gap") and not self.class_token:
-            raise ModelError(f"pooling {self.pooling} needs the class token: use gap or map, or class_token=True")
+            raise ModelError(
+                f"pooling {self.pooling} needs the class token: use gap or map, or class_token=True"
+            )
         if self.distilled and (self.pooling != "cls" or self.registers or self.pre_logits):
             raise ModelError("a distilled model pools its class token (cls), without registers or pre_logits")
         if self.norm_after_pool and self.pooling != "gap":
             raise ModelError(f"norm_after_pool goes with pooling gap, not {self.pooling}")
         if self.positioned_prefix is not None and not 0 <= self.positioned_prefix <= self.prefix:
             raise ModelError(
-                f"positioned_prefix {self.positioned_prefix} is out of range: the model has {self.prefix} prefix tokens"
+                f"positioned_prefix {self.positioned_prefix} is out of range: it can be 0 to {self.prefix}"
             )
 
     @property
@@ -235,7 +238,6 @@ class ViTConfig:
 
 Architecture = ViTConfig | ResNetConfig
 Config = TypeVar("Config", ViTConfig, ResNetConfig)
-KINDS: dict[str, type[ViTConfig] | type[ResNetConfig]] = {"vit": ViTConfig, "resnet": ResNetConfig}
 
 
 def to_dict(config: Architecture) -> dict[str, Any]:
@@ -247,13 +249,13 @@ def from_dict(values: Mapping[str, Any]) -> Architecture:
     """Build the configuration that `to_dict` wrote; unknown kinds and keys are refused."""
     values = dict(values)
     kind = values.pop("kind", None)
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ModelError(f"unknown kind of model {kind!r}: expected one of {', '.join(KINDS)}")
-    return _build(KINDS[kind], values)
+    if kind not in ("vit", "resnet"):
+        raise ModelError(f"unknown kind of model {kind!r}: expected vit or resnet")
+    return _build(ViTConfig, values) if kind == "vit" else _build(ResNetConfig, values)
 
 
-def override(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """Return the configuration with some fields replaced; an unknown field is refused with its nearest names."""
+def override(config: Architecture, overrides: Mapping[str, Any]) -> Architecture:
+    """Return the configuration with some fields replaced; unknown ones are refused with the nearest names."""
     _known(type(config), overrides)
     return replace(config, **overrides)
 
@@ -263,7 +265,9 @@ def pair(value: Any, name: str) -> tuple[int, int]:
     numbers = (value,) if isinstance(value, int) else tuple(value)
     if len(numbers) == 1:
         numbers *= 2
-    if len(numbers) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers):
+    if len(numbers) != 2 or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers
+    ):
         raise ModelError(f"{name} {value!r} is not a size: give one positive number, or height and width")
     return numbers
 

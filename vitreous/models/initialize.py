@@ -1,0 +1,80 @@
+"""How a model starts: the initialisation of the paper's own code, for every parameter, in this one table.
+
+| parameter                        | drawn from                                                    |
+|----------------------------------|---------------------------------------------------------------|
+| dense layers of MSA and MLP      | Xavier uniform; q, k and v each on its own, though fused      |
+| biases of the MLP                | normal, deviation 1e-6; every other bias is zero              |
+| patch embedding, `pre_logits`    | normal, variance 1 / fan in (LeCun), cut at two deviations    |
+| learned positions, offsets       | normal, deviation 0.02                                        |
+| class token                      | zero                                                          |
+| distillation token, registers    | normal, deviation 0.02 (DeiT) and 1e-6 (DINOv2)               |
+| query of attention pooling       | Xavier uniform                                                |
+| head                             | zero: pre-training and fine-tuning start from equal scores    |
+| LayerScale                       | its configured value; norms are the identity                  |
+| trunk of a hybrid                | see `resnet.initialize`                                       |
+"""
+
+from math import sqrt
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from vitreous.models import resnet
+
+if TYPE_CHECKING:
+    from vitreous.models.vit import VisionTransformer
+
+# A standard normal distribution cut at two deviations has this deviation.
+TRUNCATED_DEVIATION = 0.87962566103423978
+
+
+@torch.no_grad()
+def initialize(model: "VisionTransformer") -> None:
+    """Fill every parameter of a ViT as the table says."""
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+    for name, parameter in model.named_parameters():
+        leaf = name.rpartition(".")[2]
+        if (
+            name.startswith("patch_embed.backbone.")
+            or ".norm" in name
+            or name.startswith(("norm.", "fc_norm."))
+        ):
+            continue
+        if leaf == "bias":
+            nn.init.normal_(parameter, std=1e-6) if ".mlp." in name else nn.init.zeros_(parameter)
+        elif leaf == "gamma":
+            nn.init.constant_(parameter, model.config.layer_scale or 1.0)
+        elif leaf in _TOKENS:
+            nn.init.normal_(parameter, std=_TOKENS[leaf])
+        elif name.startswith(("head.", "head_dist.")) or leaf == "cls_token":
+            nn.init.zeros_(parameter)
+        elif name.startswith(("patch_embed.proj.", "pre_logits.")):
+            lecun_normal_(parameter)
+        else:
+            _xavier_each(parameter, 3 if ".qkv." in name else 2 if ".kv." in name else 1)
+    if model.patch_embed.backbone is not None:
+        resnet.initialize(model.patch_embed.backbone)
+
+
+_TOKENS = {
+    "pos_embed": 0.02,
+    "pos_embed_x": 0.02,
+    "pos_embed_y": 0.02,
+    "offset_embed": 0.02,
+    "dist_token": 0.02,
+    "reg_token": 1e-6,
+}
+
+
+def lecun_normal_(weight: Tensor) -> None:
+    """Fill with a truncated normal of variance 1 / fan in."""
+    deviation = 1.0 / sqrt(weight[0].numel()) / TRUNCATED_DEVIATION
+    nn.init.trunc_normal_(weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+
+def _xavier_each(weight: Tensor, parts: int) -> None:
+    for part in weight.chunk(parts):
+        nn.init.xavier_uniform_(part if part.ndim == 2 else part.flatten(0, -2))

@@ -1,0 +1,378 @@
+"""The Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929), equations 1 to 4.
+
+    z_0  = [x_class; x_p¹E; …; x_pᴺE] + E_pos          Eq. 1   `VisionTransformer.embed`
+    z'_l = MSA(LN(z_{l-1})) + z_{l-1}                  Eq. 2   `Block.forward`
+    z_l  = MLP(LN(z'_l)) + z'_l                        Eq. 3   `Block.forward`
+    y    = LN(z_L⁰)                                    Eq. 4   `VisionTransformer.pool`
+
+Letters: B batch, N tokens, D width, H heads, L layers, P patch, C channels, K classes, T frames.
+What is computed where, how it is initialised, and nothing else: no ranks, no compilation, no files.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.errors import ModelError
+from vitreous.models import positions
+from vitreous.models.architecture import ViTConfig, pair
+from vitreous.models.initialize import initialize
+from vitreous.models.resnet import trunk
+
+
+class Geometry(NamedTuple):
+    """What every attention of one forward pass shares: where tokens are, and which may be looked at."""
+
+    rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, (N, D/H) each
+    offsets: Tensor | None = None  # (N, N) rows of the relative table
+    visible: Tensor | None = None  # (B, 1, 1, N) keys that may be attended to
+
+
+class PatchEmbed(nn.Module):
+    """x_p E: cut the image into patches and project each to width D, as one convolution of stride P."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.backbone = trunk(config.stem, config.in_channels) if config.stem else None
+        channels = config.stem.channels[-1] if config.stem else config.in_channels
+        if config.frames is None:
+            self.proj = nn.Conv2d(channels, config.width, config.patch_size, config.patch_size)
+        else:
+            tube = (config.tubelet, *config.patch_size)
+            self.proj = nn.Conv3d(channels, config.width, tube, tube)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) or (B, C, T, H, W)
+        if self.backbone is not None:
+            x = self.backbone(x)
+        return self.proj(x).flatten(2).mT  # (B, N, D)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention: MSA of Eq. 2, appendix A of the paper."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.scale = (config.width // config.heads) ** -0.5
+        self.dropout = config.attention_dropout
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
+        self.proj = nn.Linear(config.width, config.width)
+        self.proj_drop = nn.Dropout(config.dropout)
+        if config.positions == "relative":
+            rows = positions.relative_rows(config.grid)
+            self.offset_embed = nn.Parameter(torch.empty(rows, config.width // config.heads))
+
+    def forward(self, x: Tensor, geometry: Geometry) -> Tensor:  # (B, N, D)
+        q, k, v = self.project(x, geometry)
+        dropout = self.dropout if self.training else 0.0
+        bias = self.bias(q, geometry)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+        return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
+
+    def project(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, each (B, H, N, D/H)."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        if geometry.rotation is not None:
+            q, k = positions.rotate(q, *geometry.rotation), positions.rotate(k, *geometry.rotation)
+        return q, k, v
+
+    def bias(self, q: Tensor, geometry: Geometry) -> Tensor | None:
+        """Return what is added to the logits: offset embeddings as extra keys (section D.4), and the mask."""
+        if geometry.offsets is None:
+            return geometry.visible  # boolean: hidden keys get no weight
+        logits = q @ self.offset_embed.mT * self.scale  # (B, H, N, rows)
+        bias = logits.gather(-1, geometry.offsets.expand(*q.shape[:2], -1, -1))
+        return bias if geometry.visible is None else bias.masked_fill(~geometry.visible, float("-inf"))
+
+    def probabilities(self, x: Tensor, geometry: Geometry) -> Tensor:
+        """Return the attention probabilities (B, H, N, N) that `forward` applies inside its fused kernel."""
+        q, k, _ = self.project(x, geometry)
+        logits = q @ k.mT * self.scale
+        bias = self.bias(q, geometry)
+        if bias is not None:
+            logits = logits.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else logits + bias
+        return logits.softmax(-1)
+
+
+class Mlp(nn.Module):
+    """Two dense layers with a GELU between them: MLP of Eq. 3; or SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.gated = config.activation == "swiglu"
+        self.fc1 = nn.Linear(config.width, config.mlp_width * (2 if self.gated else 1))
+        self.act = (
+            nn.SiLU() if self.gated else nn.GELU("tanh" if config.activation == "gelu_tanh" else "none")
+        )
+        self.fc2 = nn.Linear(config.mlp_width, config.width)
+        self.drop = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gated:
+            gate, x = self.fc1(x).chunk(2, dim=-1)
+            x = self.act(gate) * x
+        else:
+            x = self.act(self.fc1(x))
+        return self.drop(self.fc2(self.drop(x)))
+
+
+class LayerScale(nn.Module):
+    """A learned factor for each channel of a residual branch (arXiv 2103.17239)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.empty(config.width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: leave out a residual branch of some samples in training (arXiv 1603.09382)."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.rate == 0.0:
+            return x
+        keep = torch.rand(x.shape[0], *(1,) * (x.ndim - 1), device=x.device) >= self.rate
+        return x * (keep / (1.0 - self.rate)).to(x.dtype)
+
+
+class Block(nn.Module):
+    """One layer of the encoder, norms before the branches."""
+
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+        super().__init__()
+        scaled = config.layer_scale is not None
+        self.norm1 = nn.LayerNorm(config.width, config.norm_eps)
+        self.attn = Attention(config)
+        self.ls1 = LayerScale(config) if scaled else nn.Identity()
+        self.norm2 = nn.LayerNorm(config.width, config.norm_eps)
+        self.mlp = Mlp(config)
+        self.ls2 = LayerScale(config) if scaled else nn.Identity()
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor, geometry: Geometry) -> Tensor:  # (B, N, D)
+        x = x + self.drop_path(
+            self.ls1(self.attn(self.norm1(x), geometry))
+        )  # z'_l = MSA(LN(z_{l-1})) + z_{l-1}
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))  # z_l = MLP(LN(z'_l)) + z'_l
+
+
+class AttentionPool(nn.Module):
+    """Pool by attention from one learned query ("MAP", arXiv 2106.04560)."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.latent = nn.Parameter(torch.empty(1, 1, config.width))
+        self.q = nn.Linear(config.width, config.width, bias=config.qkv_bias)
+        self.kv = nn.Linear(config.width, 2 * config.width, bias=config.qkv_bias)
+        self.proj = nn.Linear(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width, config.norm_eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:  # (B, N, D) → (B, D)
+        q = self.q(self.latent).unflatten(-1, (self.heads, -1)).transpose(1, 2).expand(x.shape[0], -1, -1, -1)
+        k, v = self.kv(x).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        x = self.proj(x.transpose(1, 2).flatten(2))
+        return (x + self.mlp(self.norm(x))).squeeze(1)
+
+
+class VisionTransformer(nn.Module):
+    """Patches in, class scores out. `config` says everything about the model's shape."""
+
+    # Fixed position codes, where the kind has them: see `place_tokens`.
+    grid_embed: Tensor  # (N, D)
+    cosine: Tensor  # (prefix + N, D/H)
+    sine: Tensor
+    offsets: Tensor  # (prefix + N, prefix + N)
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.patch_embed = PatchEmbed(config)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
+        self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if config.distilled else None
+        self.reg_token = nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
+        if config.positions == "learned":
+            self.pos_embed = nn.Parameter(torch.empty(1, config.placed_prefix + config.patches, width))
+        elif config.positions == "learned2d":
+            self.pos_embed_y = nn.Parameter(torch.empty(1, config.grid[0], width // 2))
+            self.pos_embed_x = nn.Parameter(torch.empty(1, config.grid[1], width // 2))
+        self.pos_drop = nn.Dropout(config.embedding_dropout)
+
+        last = max(config.depth - 1, 1)
+        self.blocks = nn.ModuleList(Block(config, config.drop_path * i / last) for i in range(config.depth))
+        self.norm = nn.Identity() if config.norm_after_pool else nn.LayerNorm(width, config.norm_eps)
+
+        self.attn_pool = AttentionPool(config) if config.pooling == "map" else None
+        self.fc_norm = nn.LayerNorm(width, config.norm_eps) if config.norm_after_pool else nn.Identity()
+        self.pre_logits = nn.Linear(width, config.pre_logits) if config.pre_logits else None
+        features, classes = config.feature_width, config.num_classes
+        self.head = nn.Linear(features, classes) if classes else nn.Identity()
+        if config.distilled:
+            self.head_dist = nn.Linear(features, classes) if classes else nn.Identity()
+        self.place_tokens()
+        initialize(self)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, C, H, W) → (B, K)
+        return self.forward_head(self.forward_features(x, mask), mask)
+
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the encoder's tokens (B, prefix + N, D); `mask` (B, N) is False for patches to ignore."""
+        geometry = self.geometry(mask)
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x, geometry)
+        return self.norm(x)
+
+    def forward_intermediates(
+        self, x: Tensor, layers: list[int] | None = None, mask: Tensor | None = None, *, norm: bool = False
+    ) -> list[Tensor]:
+        """Return the tokens after the chosen blocks (all by default; negative counts from the end)."""
+        depth = len(self.blocks)
+        chosen = range(depth) if layers is None else layers
+        if any(not -depth <= layer < depth for layer in chosen):
+            raise ModelError(
+                f"layers {list(chosen)} are out of range: the model has {depth} blocks, 0 to {depth - 1}"
+            )
+        geometry = self.geometry(mask)
+        x, outputs = self.embed(x), []
+        for block in self.blocks:
+            x = block(x, geometry)
+            outputs.append(x)
+        return [self.norm(outputs[layer]) if norm else outputs[layer] for layer in chosen]
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return z_0 (B, prefix + N, D): prefix tokens and projected patches, positions added (Eq. 1)."""
+        self._check_input(x)
+        x = self.patch_embed(x)
+        tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
+        prefix = [token.expand(x.shape[0], -1, -1) for token in tokens]
+        if self.config.positions == "learned" and self.config.placed_prefix == self.config.prefix:
+            return self.pos_drop(torch.cat([*prefix, x], dim=1) + self.pos_embed)
+        if self.config.positions == "learned":
+            placed = self.config.placed_prefix
+            if placed:  # only the leading prefix tokens have a position: DINOv2 with registers
+                head = torch.cat(prefix, dim=1)
+                prefix = [head[:, :placed] + self.pos_embed[:, :placed], head[:, placed:]]
+            x = x + self.pos_embed[:, placed:]
+        elif self.config.positions == "sincos2d":
+            x = x + self.grid_embed
+        elif self.config.positions == "learned2d":
+            height, width = self.config.grid
+            rows = self.pos_embed_y[:, :, None].expand(-1, -1, width, -1)
+            columns = self.pos_embed_x[:, None].expand(-1, height, -1, -1)
+            x = x + torch.cat([rows, columns], dim=-1).flatten(1, 2)
+        return self.pos_drop(torch.cat([*prefix, x], dim=1))
+
+    def geometry(self, mask: Tensor | None = None) -> Geometry:
+        """Return what the attentions need to know besides the tokens, for one forward pass."""
+        rotation = (self.cosine, self.sine) if self.config.positions == "rope" else None
+        offsets = self.offsets if self.config.positions == "relative" else None
+        if mask is None:
+            return Geometry(rotation, offsets)
+        if mask.dtype != torch.bool or mask.ndim != 2 or mask.shape[1] != self.config.patches:
+            raise ModelError(
+                f"mask of {mask.dtype} and shape {tuple(mask.shape)} does not fit: "
+                f"expected booleans (B, {self.config.patches}), True for patches to see"
+            )
+        return Geometry(rotation, offsets, F.pad(mask, (self.config.prefix, 0), value=True)[:, None, None])
+
+    def pool(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return one vector an image (B, D): y of Eq. 4."""
+        patches = tokens[:, self.config.prefix :]
+        if self.config.distilled:
+            return tokens[:, :2].mean(dim=1)
+        if self.config.pooling == "cls":
+            return tokens[:, 0]
+        if self.attn_pool is not None:
+            return self.attn_pool(patches, None if mask is None else mask[:, None, None])
+        if mask is None:
+            mean = patches.mean(dim=1)
+        else:
+            weight = mask[..., None].to(patches.dtype)
+            mean = (patches * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1.0)
+        return (
+            torch.cat([tokens[:, 0], mean], dim=-1)
+            if self.config.pooling == "cls_gap"
+            else self.fc_norm(mean)
+        )
+
+    def forward_head(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return logits (B, K) from the encoder's tokens; of a distilled model, the mean of its two heads."""
+        if self.config.distilled and self.config.num_classes:
+            return (self.head(tokens[:, 0]) + self.head_dist(tokens[:, 1])) / 2
+        y = self.pool(tokens, mask)
+        if self.pre_logits is not None:
+            y = torch.tanh(self.pre_logits(y))
+        return self.head(y)
+
+    def place_tokens(self) -> None:
+        """Compute the fixed position codes of the grid; they are derived, so no checkpoint holds them."""
+        config, device = self.config, self.patch_embed.proj.weight.device
+        codes: dict[str, Tensor] = {}
+        with torch.device("cpu"):
+            if config.positions == "sincos2d":
+                codes["grid_embed"] = positions.sincos2d(config.grid, config.width)
+            elif config.positions == "rope":
+                head_width = config.width // config.heads
+                codes["cosine"], codes["sine"] = positions.rotary2d(config.grid, head_width, config.prefix)
+            elif config.positions == "relative":
+                codes["offsets"] = positions.relative_offsets(config.grid, config.prefix)
+        for name, code in codes.items():
+            self.register_buffer(name, code.to(device), persistent=False)
+
+    @torch.no_grad()
+    def set_image_size(self, image_size: int | tuple[int, int]) -> None:
+        """Take images of another size from now on; learned positions are interpolated in 2D (section 3.2)."""
+        self._resize(replace(self.config, image_size=pair(image_size, "image_size")))
+
+    @torch.no_grad()
+    def set_patch_size(self, patch_size: int | tuple[int, int]) -> None:
+        """Cut images into patches of another size from now on (FlexiViT's resize of the filters)."""
+        new = replace(self.config, patch_size=pair(patch_size, "patch_size"))
+        proj = self.patch_embed.proj
+        proj.weight = nn.Parameter(positions.resample_patches(proj.weight, new.patch_size))
+        proj.kernel_size = proj.stride = tuple(proj.weight.shape[2:])
+        self._resize(new)
+
+    def _resize(self, new: ViTConfig) -> None:
+        old, self.config = self.config, new
+        if new.positions == "learned":
+            resampled = positions.resample_positions(self.pos_embed, old.grid, new.grid, new.placed_prefix)
+            self.pos_embed = nn.Parameter(resampled)
+        elif new.positions == "learned2d":
+            self.pos_embed_y = nn.Parameter(positions.resample_axis(self.pos_embed_y, new.grid[0]))
+            self.pos_embed_x = nn.Parameter(positions.resample_axis(self.pos_embed_x, new.grid[1]))
+        elif new.positions == "relative":
+            for attention in (module for module in self.modules() if isinstance(module, Attention)):
+                table = positions.resample_relative(attention.offset_embed, old.grid, new.grid)
+                attention.offset_embed = nn.Parameter(table)
+        self.place_tokens()
+
+    def _check_input(self, x: Tensor) -> None:
+        config = self.config
+        clip = () if config.frames is None else (config.frames,)
+        if tuple(x.shape[1:]) == (config.in_channels, *clip, *config.image_size):
+            return
+        wanted = ", ".join(str(n) for n in ("B", config.in_channels, *clip, *config.image_size))
+        given = tuple(x.shape)
+        remedy = "check the order of the axes"
+        if x.ndim == 2 + len(clip) + 2:
+            if x.shape[1] != config.in_channels:
+                remedy = f"create the model with in_channels={x.shape[1]}"
+            elif tuple(x.shape[-2:]) != config.image_size:
+                remedy = f"resize the images, or call set_image_size(({x.shape[-2]}, {x.shape[-1]}))"
+            else:
+                remedy = f"create the model with frames={x.shape[2]}"
+        raise ModelError(f"input of shape {given} does not fit: expected ({wanted}); {remedy}")
