@@ -1,0 +1,235 @@
+"""What happens to an image between decoding and the model: evaluation's transform, and training's presets
+and draws.
+
+Draws come from `order`; pixels are moved by `resample` and `operations`. Nothing here keeps a random state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitreous.config import Augment, Preprocessing
+from vitreous.data import order
+from vitreous.data.decode import to_channels
+from vitreous.data.operations import draws_needed
+from vitreous.errors import DataError, nearest
+
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+# AugReg's settings none, light1, medium1 and strong2 (arXiv 2106.10270), with torchvision's milder magnitude
+# scale.
+# Our `none` is stricter than theirs: it has no crop and no flip either.
+PRESETS: dict[str, Augment] = {
+    "none": Augment(crop_scale=None, flip=0.0),
+    "light": Augment(randaugment=(2, 0)),
+    "medium": Augment(randaugment=(2, 15), mixup=0.2),
+    "strong": Augment(randaugment=(2, 20), mixup=0.8),
+}
+TINY = 64
+TINY_CROP = (0.5, 1.0)
+
+
+def preset(name: str, *, mirror: bool = True, tiny: bool = False) -> Augment:
+    """Return a named preset, fitted to the images: no flip where it changes the class, a gentler crop of
+    tiny ones.
+
+    An image of 32 pixels has no detail to zoom into: an eighth of it is nine pixels across.
+    """
+    if name not in PRESETS:
+        raise DataError(f"unknown augmentation {name!r}: {', '.join(PRESETS)}{nearest(name, PRESETS)}")
+    augment = PRESETS[name]
+    if not mirror:
+        augment = replace(augment, flip=0.0)
+    if tiny and augment.crop_scale is not None:
+        augment = replace(augment, crop_scale=TINY_CROP)
+    return augment
+
+
+# The purposes that draws are made for: each its own stream, so that a new one never shifts the others.
+CROP, FLIP, OPERATE, ERASE, MIX, REPLACE = range(6)
+ATTEMPTS = 10
+
+
+def crop_boxes(heights: np.ndarray, widths: np.ndarray, augment: Augment, draws: np.ndarray) -> np.ndarray:
+    """Return each image's Inception crop (top, left, height, width) as torchvision's RandomResizedCrop
+    chooses it.
+
+    `draws` is (B, ATTEMPTS, 4). The first of ten attempts that fits is taken; if none does, the largest
+    centred part with an allowed aspect.
+    """
+    assert augment.crop_scale is not None
+    low, high = augment.crop_scale
+    ratio = np.log(augment.crop_ratio)
+    H, W = heights[:, None].astype(np.float64), widths[:, None].astype(np.float64)
+    area = H * W * (low + (high - low) * draws[..., 0])
+    aspect = np.exp(ratio[0] + (ratio[1] - ratio[0]) * draws[..., 1])
+    w, h = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))  # (B, ATTEMPTS)
+    fits = (w > 0) & (w <= W) & (h > 0) & (h <= H)
+    top, left = np.floor(draws[..., 2] * (H - h + 1)), np.floor(draws[..., 3] * (W - w + 1))
+    rows, first = np.arange(len(heights)), fits.argmax(1)
+    boxes = np.stack([x[rows, first] for x in (top, left, h, w)], axis=1)
+    for i in np.flatnonzero(~fits.any(1)):
+        boxes[i] = _centred_box(int(heights[i]), int(widths[i]), augment.crop_ratio)
+    return boxes.astype(np.int64)
+
+
+def _centred_box(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int, int, int]:
+    h, w = height, width
+    if width / height < ratio[0]:
+        h = max(1, round(width / ratio[0]))
+    elif width / height > ratio[1]:
+        w = max(1, round(height * ratio[1]))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+class Draws:
+    """The random numbers of some images: a function of (seed, epoch, image, copy) and of nothing else."""
+
+    def __init__(
+        self, augment: Augment, seed: int, epoch: int, indices: np.ndarray, copies: np.ndarray
+    ) -> None:
+        self.augment, self.keys = augment, (seed, epoch, indices, copies)
+        self.flip = self.uniforms(FLIP, 1)[:, 0] < augment.flip
+        self.operate = self.uniforms(OPERATE, draws_needed(augment))
+
+    def uniforms(self, purpose: int, count: int) -> np.ndarray:
+        """Return (B, count) draws for a purpose."""
+        seed, epoch, indices, copies = self.keys
+        return order.uniforms(count, seed, epoch, indices, copies, purpose)
+
+    def boxes(self, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
+        """Return the crop of each image, whose size has to be known first."""
+        draws = self.uniforms(CROP, ATTEMPTS * 4).reshape(-1, ATTEMPTS, 4)
+        return crop_boxes(heights, widths, self.augment, draws)
+
+
+def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
+    """Turn uint8 (…, C, H, W) into the model's float32: pixels in [0, 1], minus the mean, over the
+    deviation."""
+    mean = torch.tensor(preprocessing.mean, device=images.device)[:, None, None]
+    std = torch.tensor(preprocessing.std, device=images.device)[:, None, None]
+    scaled = torch.empty(images.shape, dtype=torch.float32, device=images.device).copy_(images)  # contiguous
+    return scaled.div_(255).sub_(mean).div_(std)
+
+
+class EvaluationTransform:
+    """From a decoded image to the model's input, without any randomness; equals timm's and Hugging Face's."""
+
+    def __init__(self, preprocessing: Preprocessing, patch_size: tuple[int, int] = (16, 16)) -> None:
+        self.preprocessing, self.patch_size = preprocessing, patch_size
+
+    def __call__(self, image: Image.Image | np.ndarray) -> Tensor:
+        """Return float32 (C, H, W)."""
+        return normalize(torch.from_numpy(self.pixels(image)).permute(2, 0, 1), self.preprocessing)
+
+    def with_mask(self, image: Image.Image | np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return (C, H, W) and the patches that hold some of the image, bool (N,); the others are padding."""
+        fitted = self.fitted(image)
+        pixels = torch.from_numpy(self.padded(fitted)).permute(2, 0, 1)
+        return normalize(pixels, self.preprocessing), torch.from_numpy(self.mask(*fitted.shape[:2]))
+
+    def pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
+        """Return the uint8 pixels that the model will see, (H, W, C); what remains is to normalise them."""
+        return self.padded(self.fitted(image))
+
+    def fitted(self, image: Image.Image | np.ndarray) -> np.ndarray:
+        """Return the image scaled and cropped, uint8 (h, w, C), smaller than the model's size only before
+        padding."""
+        planes = [self._fit(plane) for plane in self._planes(image)]
+        return np.ascontiguousarray(planes[0] if len(planes) == 1 else np.concatenate(planes, axis=2))
+
+    def padded(self, pixels: np.ndarray) -> np.ndarray:
+        """Return pixels on a canvas of the model's size, in its top left corner; the rest has the mean
+        colour."""
+        size = self.preprocessing.image_size
+        if pixels.shape[:2] == size:
+            return pixels
+        fill = np.array([round(255 * mean) for mean in self.preprocessing.mean], np.uint8)
+        canvas = np.broadcast_to(fill, (*size, pixels.shape[2])).copy()
+        canvas[: pixels.shape[0], : pixels.shape[1]] = pixels
+        return canvas
+
+    def _planes(self, image: Image.Image | np.ndarray) -> list[Image.Image]:
+        """Return the image in the model's channels: one Pillow image, or one a channel where Pillow has no
+        mode."""
+        channels = self.preprocessing.channels
+        if isinstance(image, np.ndarray):
+            if image.dtype != np.uint8 or image.ndim not in (2, 3):
+                raise DataError(f"an array of {image.dtype} {image.shape}: give uint8 (H, W) or (H, W, C)")
+            image = image[..., None] if image.ndim == 2 else image
+            if image.shape[2] == channels and channels not in (1, 3, 4):
+                return [Image.fromarray(np.ascontiguousarray(image[..., c])) for c in range(channels)]
+            if image.shape[2] not in (1, 3, 4):
+                raise DataError(f"an array of {image.shape[2]} channels: the model takes {channels}")
+            image = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2] == 1 else image))
+        if channels not in (1, 3, 4):
+            raise DataError(f"a picture of mode {image.mode}: the model takes arrays of {channels} channels")
+        return [to_channels(image, channels)]
+
+    def _fit(self, image: Image.Image) -> np.ndarray:
+        height, width = self.preprocessing.image_size
+        scaled = self.scaled_size(image.height, image.width)
+        if scaled != (image.height, image.width):
+            method = RESAMPLING[self.preprocessing.interpolation]
+            image = image.resize((scaled[1], scaled[0]), method)
+        pixels = np.asarray(image)
+        pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+        if self.preprocessing.resize == "pad":
+            return pixels
+        return _centre_crop(pixels, height, width)
+
+    def scaled_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width that an image is scaled to before it is cropped or padded."""
+        settings = self.preprocessing
+        target = settings.resize_size or settings.image_size
+        if settings.resize == "exact":
+            return target
+        if settings.resize == "none":
+            if (height, width) != settings.image_size:
+                wanted = "x".join(map(str, settings.image_size))
+                raise DataError(f"an image of {height}x{width}: the model takes {wanted} and does not resize")
+            return height, width
+        if settings.resize == "pad":
+            scale = min(settings.image_size[0] / height, settings.image_size[1] / width)
+            fit = (max(1, round(height * scale)), max(1, round(width * scale)))
+            return min(fit[0], settings.image_size[0]), min(fit[1], settings.image_size[1])
+        if (
+            target[0] == target[1]
+        ):  # torchvision's Resize(n): the shorter side exactly, the longer one rounded down
+            short = min(height, width)
+            return int(target[0] * height / short), int(target[0] * width / short)
+        ratio = min(height / target[0], width / target[1])  # timm's ResizeKeepRatio
+        return round(height / ratio), round(width / ratio)
+
+    def mask(self, height: int, width: int) -> np.ndarray:
+        """Return which patches hold some of an image that was fitted to that size, bool (N,), row by row."""
+        (H, W), (p, q), used = self.preprocessing.image_size, self.patch_size, (height, width)
+        rows, columns = np.arange(H // p) * p < used[0], np.arange(W // q) * q < used[1]
+        return (rows[:, None] & columns[None, :]).reshape(-1)
+
+
+def evaluation_transform(
+    preprocessing: Preprocessing, patch_size: int | tuple[int, int] = 16
+) -> EvaluationTransform:
+    """Return the transform that evaluation, prediction and serving use."""
+    both = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+    return EvaluationTransform(preprocessing, both)
+
+
+def _centre_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Crop the centre as torchvision does (its rounding; what is too small is padded with zeros)."""
+    missing = max(0, height - pixels.shape[0]), max(0, width - pixels.shape[1])
+    if any(missing):
+        sides: Sequence[tuple[int, int]] = [(m // 2, (m + 1) // 2) for m in missing]
+        pixels = np.pad(pixels, [*sides, (0, 0)])
+    top, left = round((pixels.shape[0] - height) / 2.0), round((pixels.shape[1] - width) / 2.0)
+    return pixels[top : top + height, left : left + width]

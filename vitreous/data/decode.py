@@ -1,0 +1,168 @@
+"""From the bytes of an image file to a Pillow image in the right mode; the only place where files are
+decoded.
+
+Nothing is decoded before its format and its number of pixels are known from the header, and formats outside
+the allow-list (EPS and its friends among them) are never opened.
+"""
+
+import io
+import os
+import stat
+import warnings
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, features
+
+from vitreous.errors import DataError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", *(("AVIF",) if features.check("avif") else ()))
+SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+    | ({".avif"} if "AVIF" in FORMATS else set())
+)
+MAX_PIXELS = 80_000_000
+"""An 80-megapixel image takes 240 MB decoded; Pillow's own limit of 89 would only warn."""
+MAX_BYTES = 1 << 30
+
+# Our own limit is lower and is an error; Pillow's warning would be a second, vaguer line about the same file.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+ORIENTATION_TAG = 0x0112
+TRANSPOSES = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+def decode(
+    source: bytes | str | Path,
+    channels: int = 3,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    shortest: int | None = None,
+    name: str | None = None,
+) -> Image.Image:
+    """Decode one image fully: upright (EXIF), 8 bits, gray (1 channel), RGB (3) or RGBA (4).
+
+    With `shortest`, a JPEG may be decoded at a half, a quarter or an eighth of its size, as long as its
+    shorter side keeps that many pixels: several times faster for photographs.
+    """
+    if channels not in MODES:
+        raise DataError(
+            f"{channels} channels can't be read from an image file: 1, 3 or 4, or an .npz of arrays"
+        )
+    if not isinstance(source, bytes):
+        name = name or str(source)
+        source = read_file(source)
+    name = name or "image"
+    image = open_header(source, max_pixels=max_pixels, name=name)
+    try:
+        if shortest is not None and image.format in ("JPEG", "MPO"):
+            image.draft(None, draft_size(image.size, shortest))
+        image.load()
+        return to_channels(upright(image), channels)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    except (
+        Exception
+    ) as error:  # a decoder meets hostile bytes: whatever it raises, this file is what is wrong
+        raise DataError(f"{name}: {_reason(error)}") from None
+
+
+def open_header(data: bytes, *, max_pixels: int = MAX_PIXELS, name: str = "image") -> Image.Image:
+    """Read format and size alone, and refuse what must not be decoded."""
+    if not data:
+        raise DataError(f"{name}: the file is empty")
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{name}: {_too_large(str(error), max_pixels)}") from None
+    except Exception as error:
+        raise DataError(
+            f"{name}: not a readable image: {_reason(error)}; allowed: {', '.join(FORMATS)}"
+        ) from None
+    width, height = image.size
+    if width * height > max_pixels:
+        raise DataError(f"{name}: {_too_large(f'{width}x{height} pixels', max_pixels)}")
+    return image
+
+
+def read_file(path: str | Path) -> bytes:
+    """Read a regular file's bytes; pipes and devices, which may never end, are refused."""
+    try:
+        with open(path, "rb", buffering=0, opener=_open_without_waiting) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(f"{path}: not a regular file")
+            if status.st_size > MAX_BYTES:
+                raise DataError(f"{path}: {status.st_size:,} bytes are more than the limit of {MAX_BYTES:,}")
+            return file.read()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(
+        path, flags | getattr(os, "O_NONBLOCK", 0)
+    )  # a named pipe would wait for its writer for ever
+
+
+def draft_size(size: tuple[int, int], shortest: int) -> tuple[int, int]:
+    """Return the size to ask libjpeg for: the smallest scale that keeps `shortest` pixels on the shorter
+    side."""
+    scale = max(1.0, min(size) / shortest)
+    return max(1, int(size[0] / scale)), max(1, int(size[1] / scale))
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turn an image the way that its EXIF orientation says; a broken EXIF block says nothing."""
+    if "exif" not in image.info and image.format not in ("TIFF", "MPO"):
+        return image
+    try:
+        orientation = image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:
+        return image
+    method = TRANSPOSES.get(orientation)
+    return image if method is None else image.transpose(method)
+
+
+def to_channels(image: Image.Image, channels: int) -> Image.Image:
+    """Convert any mode to gray, RGB or RGBA; transparent pixels are seen on white, as a viewer shows them."""
+    mode = image.mode
+    if mode == MODES[channels]:
+        return image
+    if mode == "F":
+        raise DataError("32-bit float pixels have no known range: save it as 8 or 16 bits, or as an .npz")
+    if mode == "I" or mode.startswith("I;16"):
+        image = _from_16_bits(image)
+    if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        if channels == 4:
+            return image
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image.convert(MODES[channels])
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    """Scale 16 bits to 8 (Pillow's own conversion would clip everything above 255 to white)."""
+    pixels = np.asarray(image).astype(np.int64)
+    if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
+        raise DataError("32-bit integer pixels have no known range: save it as 8 or 16 bits, or as an .npz")
+    return Image.fromarray(((pixels + 128) // 257).astype(np.uint8))
+
+
+def _too_large(what: str, max_pixels: int) -> str:
+    return f"{what} are more than the limit of {max_pixels:,}: scale the image down, or raise the limit"
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "cannot identify image file" if text.startswith("cannot identify image file") else text

@@ -1,0 +1,166 @@
+"""`open_data`: from what the user wrote to an open data set; recognises the source, numbers the classes,
+makes splits."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.data import content, holdout
+from vitreous.data.sources import arrays, folders, named, parquet, shards, tables
+from vitreous.data.sources.found import Found, Label
+from vitreous.data.split import ArrayImages, Dataset, Split
+from vitreous.errors import DataError, nearest
+
+
+def open_data(
+    spec: str | Path, *, data_root: str | Path | None = None, seed: int = 0, carve: bool = True
+) -> Dataset:
+    """Open DATA: a folder, CSV, Parquet, tar shards, a local Hugging Face folder, `.npz`, idx files, or a
+    name.
+
+    Where the source has neither "val" nor "test", a tenth of each is carved out of its training images;
+    where it has a test split alone, "val" is. `carve=False` leaves the splits as they are.
+    """
+    if str(spec) == "digits":
+        return _digits()
+    found = recognise(spec, Path(data_root) if data_root is not None else None)
+    return _assemble(found, str(spec), seed, carve)
+
+
+def recognise(spec: str | Path, data_root: Path | None) -> Found:
+    """Return what the source holds, whichever kind of source it is."""
+    path = Path(spec).expanduser()
+    if str(spec).lower() in named.NAMES and not path.exists():
+        return named.open_source(str(spec).lower(), data_root)
+    if not path.exists() and data_root is not None and (data_root / path).exists():
+        path = data_root / path
+    if path.is_dir():
+        return _folder(path)
+    if path.is_file():
+        return _file(path)
+    names = ", ".join(named.NAMES)
+    raise DataError(
+        f"no data at {str(spec)!r}: give a folder or file that exists, or one of "
+        f"{names}{nearest(str(spec), named.NAMES)}"
+    )
+
+
+def _folder(path: Path) -> Found:
+    if files := arrays.find_idx(path):
+        return arrays.open_idx(files)
+    if shards.find_shards(path):
+        return shards.open_source(path)
+    if parquet.is_hub_folder(path):
+        return parquet.open_hub_folder(path)
+    if (path / "metadata.csv").is_file():
+        return tables.open_csv(path / "metadata.csv")
+    return folders.open_source(path)
+
+
+def _file(path: Path) -> Found:
+    ending = path.suffix.lower()
+    if ending in (".csv", ".tsv"):
+        return tables.open_csv(path)
+    if ending in (".parquet", ".pq"):
+        return parquet.open_parquet(path)
+    if ending == ".tar":
+        return shards.open_source(path)
+    if ending == ".npz":
+        return arrays.open_npz(path)
+    raise DataError(f"{path}: files of data are .csv, .tsv, .parquet, .tar or .npz; unpack an archive first")
+
+
+def _digits() -> Dataset:
+    pixels, targets = named.open_digits()
+    images = ArrayImages(pixels, "digits")
+    whole = Split(images, targets, len(named.DIGITS), content.digests(images), mirror=False)
+    parts = holdout.exact_thirds(whole.digests, targets, val=0.1, test=0.2)
+    splits = {name: whole.select(rows) for name, rows in parts.items()}
+    return Dataset(list(named.DIGITS), False, splits, _fingerprint(splits, named.DIGITS))
+
+
+def _assemble(found: Found, source: str, seed: int, carve: bool) -> Dataset:
+    """Number the classes, hash the images, and carve the splits that are missing."""
+    labels, numbered = _number(found, source)
+    multilabel = any(isinstance(row, list) for rows in numbered.values() for row in rows)
+    splits: dict[str, Split] = {}
+    for name, (images, _) in found.splits.items():
+        targets = _targets(numbered[name], len(labels), multilabel)
+        splits[name] = Split(images, targets, len(labels), content.digests(images), found.mirror)
+    missing: tuple[str, ...] = ()
+    if carve and "train" in splits and "val" not in splits:
+        missing = ("val",) if "test" in splits else ("val", "test")
+        train = splits["train"]
+        parts = holdout.carve(train.digests, train.targets, missing, seed)
+        missing = tuple(name for name in missing if len(parts[name]))
+        splits |= {name: train.select(rows) for name, rows in parts.items() if name == "train" or len(rows)}
+    ordered = {name: splits[name] for name in ("train", "val", "test") if name in splits}
+    return Dataset(labels, multilabel, ordered, _fingerprint(ordered, labels), carved=missing)
+
+
+def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | list[int]]]]:
+    """Return the class names and each image's class number (or numbers)."""
+    everything = [label for _, rows in found.splits.values() for row in rows for label in _each(row)]
+    if found.labels is not None:
+        names = list(found.labels)
+    elif all(isinstance(label, int) for label in everything):
+        names = [str(number) for number in range(max(map(int, everything), default=-1) + 1)]
+    else:
+        names = _sorted_names({str(label) for label in everything})
+    if len(set(names)) < len(names):
+        raise DataError(f"{source}: two classes have the same name: make class names unique")
+    numbers = {name: number for number, name in enumerate(names)}
+    numbered: dict[str, list[int | list[int]]] = {}
+    for split, (_, rows) in found.splits.items():
+        numbered[split] = [_numbered(row, numbers, len(names), source) for row in rows]
+    return names, numbered
+
+
+def _sorted_names(names: set[str]) -> list[str]:
+    if all(name.isdecimal() for name in names):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+
+def _each(row: Label) -> Sequence[str | int]:
+    return [row] if isinstance(row, str | int) else row
+
+
+def _numbered(row: Label, numbers: dict[str, int], count: int, source: str) -> int | list[int]:
+    if not isinstance(row, str | int):
+        return [
+            number for label in row if isinstance(number := _numbered(label, numbers, count, source), int)
+        ]
+    if isinstance(row, int):
+        if not 0 <= row < count:
+            raise DataError(
+                f"{source}: label {row} is outside 0 to {count - 1}, the {count} classes: correct the label"
+            )
+        return row
+    if row not in numbers:
+        raise DataError(f"{source}: label {row!r} is none of the {count} classes{nearest(row, numbers)}")
+    return numbers[row]
+
+
+def _targets(rows: Sequence[int | list[int]], classes: int, multilabel: bool) -> np.ndarray:
+    if not multilabel:
+        return np.array(rows, np.int64)
+    targets = np.zeros((len(rows), classes), bool)
+    for i, row in enumerate(rows):
+        targets[i, row] = True
+    return targets
+
+
+def _fingerprint(splits: dict[str, Split], labels: Sequence[str]) -> str:
+    """Hash contents with their targets and splits; the order of images and their names don't count."""
+    whole = hashlib.blake2b("\0".join(labels).encode(), digest_size=16)
+    for name, split in splits.items():
+        targets = (
+            split.targets.astype(np.int64).reshape(len(split), -1).view(np.uint8).reshape(len(split), -1)
+        )
+        rows = np.concatenate([split.digests, targets], axis=1) if len(split) else np.empty((0, 1), np.uint8)
+        whole.update(f"\0{name}\0{len(split)}\0".encode())
+        whole.update(b"".join(sorted(row.tobytes() for row in rows)))
+    return whole.hexdigest()

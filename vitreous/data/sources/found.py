@@ -1,0 +1,38 @@
+"""What every source gives: for each split its images and their labels, as they stand in the source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vitreous.data.split import Images
+
+Label = str | int | Sequence[str] | Sequence[int]
+
+
+@dataclass
+class Found:
+    """The findings of one source, before classes are numbered and splits are made."""
+
+    splits: dict[str, tuple[Images, list[Label]]]
+    labels: list[str] | None = None
+    """Class names, if the source has them; labels are then numbers into them (or names among them)."""
+    mirror: bool = True
+    fixed: bool = False
+    """Whether the splits are the source's own choice even where one is missing (nothing is carved)."""
+    notes: list[str] = field(default_factory=list)
+
+
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+
+
+def split_name(text: str) -> str | None:
+    """Return "train", "val" or "test" for any usual spelling of it, else None."""
+    return SPLIT_NAMES.get(text.lower())

@@ -1,0 +1,146 @@
+"""DATA as WebDataset tar shards: indexed once, then read by byte range in any order. Nothing is ever
+unpacked to disk."""
+
+import json
+import re
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitreous.data.content import digest, stamp
+from vitreous.data.decode import SUFFIXES
+from vitreous.data.sources.found import Found, Label, split_name
+from vitreous.data.split import EncodedImages, Images
+from vitreous.data.store import cache_root, load_arrays, write_whole
+from vitreous.errors import DataError
+
+INDEX_VERSION = 1
+LABELS_FILE = "labels.txt"
+
+
+def find_shards(path: Path) -> dict[str, list[Path]]:
+    """Return the shards of each split: in split folders, or named as in `train-000.tar`; else all are
+    training."""
+    shards = [path] if path.is_file() else sorted([*path.glob("*.tar"), *path.glob("*/*.tar")])
+    splits: dict[str, list[Path]] = {}
+    for shard in shards:
+        words = re.split(r"[-_.]", shard.stem)
+        split = next(filter(None, map(split_name, words)), None) or split_name(shard.parent.name) or "train"
+        splits.setdefault(split, []).append(shard)
+    return splits
+
+
+def open_source(path: Path) -> Found:
+    """Open one shard or a folder of shards; `labels.txt` beside them names the classes, one a line."""
+    splits: dict[str, tuple[Images, list[Label]]] = {}
+    for split, shards in find_shards(path).items():
+        splits[split] = _open_split(shards)
+    if not any(len(images) for images, _ in splits.values()):
+        raise DataError(f"{path}: no samples in its shards: expected members such as 0001.jpg with 0001.cls")
+    return Found(splits, _class_names(path if path.is_dir() else path.parent))
+
+
+def _class_names(folder: Path) -> list[str] | None:
+    file = folder / LABELS_FILE
+    if not file.is_file():
+        return None
+    return [line for line in file.read_text(encoding="utf-8").splitlines() if line]
+
+
+def _open_split(shards: Sequence[Path]) -> tuple[EncodedImages, list[Label]]:
+    names: list[str] = []
+    labels: list[Label] = []
+    owners, offsets, sizes = [], [], []
+    for number, shard in enumerate(shards):
+        index = shard_index(shard)
+        names += [f"{shard.name}:{name}" for name in index["names"].tolist()]
+        labels += [json.loads(text) for text in index["labels"].tolist()]
+        owners.append(np.full(len(index["offsets"]), number, np.int32))
+        offsets.append(index["offsets"])
+        sizes.append(index["sizes"])
+    images = EncodedImages(
+        [str(shard) for shard in shards],
+        names,
+        owner=np.concatenate(owners),
+        offsets=np.concatenate(offsets),
+        sizes=np.concatenate(sizes),
+    )
+    return images, labels
+
+
+def shard_index(shard: Path) -> dict[str, np.ndarray]:
+    """Return where each sample of a shard lies and what its label is; remembered until the shard changes."""
+    key = digest(stamp(str(shard)) + b"shard%d" % INDEX_VERSION).hex()
+    remembered = cache_root() / "shards" / f"{key}.npz"
+    arrays = load_arrays(remembered)
+    if arrays is None or not {"names", "labels", "offsets", "sizes"} <= arrays.keys():
+        arrays = _scan(shard)
+        found = arrays
+        write_whole(remembered, lambda file: np.savez(file, **found))  # pyright: ignore[reportArgumentType]
+    return arrays
+
+
+def _scan(shard: Path) -> dict[str, np.ndarray]:
+    """Read a shard's headers: members with one stem are one sample."""
+    samples: dict[str, dict[str, tuple[str, int, int]]] = {}
+    try:
+        with tarfile.open(shard, "r:") as archive:  # "r:": compressed archives can't be read at any place
+            for member in archive:
+                if not member.isreg() or member.issparse():
+                    continue
+                folder, _, file = member.name.rpartition("/")
+                stem, _, kind = file.partition(".")
+                ending = kind.lower().rpartition(".")[2]
+                samples.setdefault(f"{folder}/{stem}", {})[ending] = (
+                    member.name,
+                    member.offset_data,
+                    member.size,
+                )
+    except tarfile.TarError as error:
+        raise DataError(f"{shard}: not a readable, uncompressed tar shard: {error}") from None
+    except OSError as error:
+        raise DataError(f"{shard}: {error.strerror or error}") from None
+    names, labels, offsets, sizes = [], [], [], []
+    with open(shard, "rb") as file:
+        for stem, parts in samples.items():
+            image = next((parts[ending] for ending in parts if f".{ending}" in SUFFIXES), None)
+            if image is None:
+                continue
+            label = _label(file, parts)
+            if label is None:
+                raise DataError(
+                    f"{shard}: sample {stem.strip('/')} has no label: add a .cls, .txt or .json member"
+                )
+            names.append(image[0])
+            offsets.append(image[1])
+            sizes.append(image[2])
+            labels.append(json.dumps(label))
+    return {
+        "names": np.array(names, str),
+        "labels": np.array(labels, str),
+        "offsets": np.array(offsets, np.int64),
+        "sizes": np.array(sizes, np.int64),
+    }
+
+
+def _label(file, parts: dict[str, tuple[str, int, int]]) -> Label | None:
+    """Read a sample's label: a number or a name in .cls or .txt, or label, labels or cls in .json."""
+    for ending in ("cls", "txt", "json"):
+        if ending not in parts:
+            continue
+        _, offset, size = parts[ending]
+        file.seek(offset)
+        text = file.read(min(size, 1 << 20)).decode("utf-8", "replace").strip()
+        if ending != "json":
+            return int(text) if text.isdecimal() else text
+        try:
+            document = json.loads(text)
+        except ValueError:
+            return None
+        if isinstance(document, dict):
+            return next(
+                (document[key] for key in ("labels", "label", "cls", "class") if key in document), None
+            )
+    return None

@@ -1,0 +1,204 @@
+"""What a data set is once it is open: images that are read by number, targets, names. Nothing is decoded
+early.
+
+Two stores hold every source: `EncodedImages` (files, or byte ranges inside larger files) and `ArrayImages`
+(pixels in memory). Both are picklable, so that loader workers can have them.
+"""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.decode import MAX_PIXELS, decode, read_file, to_channels
+from vitreous.errors import DataError
+
+
+class EncodedImages:
+    """Encoded images: whole files, or ranges of bytes in shards."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        names: Sequence[str],
+        *,
+        owner: np.ndarray | None = None,
+        offsets: np.ndarray | None = None,
+        sizes: np.ndarray | None = None,
+    ) -> None:
+        """Without `owner` image i is the file `paths[i]`; with it, a range of the file `paths[owner[i]]`."""
+        self.paths, self.names = list(paths), list(names)
+        self.owner, self.offsets, self.sizes = owner, offsets, sizes
+        self._local = threading.local()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in self.__dict__.items() if key != "_local"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._local = threading.local()
+
+    def name(self, index: int) -> str:
+        """Return an image's name for reports."""
+        return self.names[index]
+
+    def path(self, index: int) -> str:
+        """Return the file that holds an image."""
+        return self.paths[index if self.owner is None else int(self.owner[index])]
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Return where an image lies in its file: offset and size; (0, -1) for a whole file."""
+        if self.offsets is None or self.sizes is None:
+            return 0, -1
+        return int(self.offsets[index]), int(self.sizes[index])
+
+    def data(self, index: int) -> bytes:
+        """Read an image's bytes."""
+        offset, size = self.span(index)
+        if size < 0:
+            return read_file(self.path(index))
+        try:
+            data = os.pread(self._file(self.path(index)), size, offset)
+        except OSError as error:
+            raise DataError(f"{self.names[index]}: {error.strerror or error}") from None
+        if len(data) < size:
+            raise DataError(f"{self.names[index]}: its shard ends {size - len(data):,} bytes early")
+        return data
+
+    def _file(self, path: str) -> int:
+        """Return an open descriptor of a shard, opened again after a fork so that processes share none."""
+        if getattr(self._local, "process", None) != os.getpid():
+            self._local.process, self._local.files = os.getpid(), {}
+        files: dict[str, int] = self._local.files
+        if path not in files:
+            if len(files) >= 64:
+                os.close(files.pop(next(iter(files))))
+            files[path] = os.open(path, os.O_RDONLY)
+        return files[path]
+
+    def read(self, index: int, channels: int = 3, *, shortest: int | None = None) -> Image.Image:
+        """Decode an image (see `decode`)."""
+        return decode(
+            self.data(index), channels, shortest=shortest, name=self.names[index], max_pixels=MAX_PIXELS
+        )
+
+    def select(self, indices: np.ndarray) -> "EncodedImages":
+        """Return the store of some of the images."""
+        if self.owner is None:
+            return EncodedImages([self.paths[i] for i in indices], [self.names[i] for i in indices])
+        assert self.offsets is not None and self.sizes is not None
+        return EncodedImages(
+            self.paths,
+            [self.names[i] for i in indices],
+            owner=self.owner[indices],
+            offsets=self.offsets[indices],
+            sizes=self.sizes[indices],
+        )
+
+
+class ArrayImages:
+    """Pixels in memory: uint8 (N, H, W, C), with any number of channels."""
+
+    def __init__(self, pixels: np.ndarray, prefix: str = "") -> None:
+        self.pixels, self.prefix = pixels, prefix
+        self.numbers: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def name(self, index: int) -> str:
+        """Return a name for reports: arrays have none, so it is the number in the source."""
+        return f"{self.prefix}#{index if self.numbers is None else self.numbers[index]}"
+
+    def data(self, index: int) -> bytes:
+        """Return an image's bytes, for hashing."""
+        return self.pixels[index].tobytes()
+
+    def read(self, index: int, channels: int = 3, *, shortest: int | None = None) -> Image.Image:
+        """Return an image as Pillow's; arrays of other channel counts are read with `array`."""
+        pixels = self.pixels[index]
+        if pixels.shape[-1] not in (1, 3, 4):
+            raise DataError(f"an array of {pixels.shape[-1]} channels is no picture: only arrays can hold it")
+        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        return to_channels(image, channels)
+
+    def array(self, channels: int) -> np.ndarray:
+        """Return all pixels with the wanted number of channels, (N, H, W, C)."""
+        have = self.pixels.shape[-1]
+        if have == channels:
+            return self.pixels
+        if have == 1 and channels == 3:
+            return np.repeat(self.pixels, 3, axis=-1)
+        if have in (3, 4) and channels in (1, 3):
+            return np.stack([_pixels(self.read(i, channels)) for i in range(len(self))])
+        raise DataError(
+            f"arrays of {have} channels can't be read as {channels}: set the model's channels to {have}"
+        )
+
+    def select(self, indices: np.ndarray) -> "ArrayImages":
+        """Return the store of some of the images; their names stay those of the source."""
+        chosen = ArrayImages(self.pixels[indices], self.prefix)
+        chosen.numbers = indices if self.numbers is None else self.numbers[indices]
+        return chosen
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    pixels = np.asarray(image)
+    return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+Images = EncodedImages | ArrayImages
+
+
+@dataclass
+class Split:
+    """One part of a data set: images by number, and what they show."""
+
+    images: Images
+    targets: np.ndarray
+    """int64 (N,), or bool (N, K) where an image has several labels."""
+    classes: int
+    digests: np.ndarray = field(repr=False)
+    """uint8 (N, 16): a hash of each image's content."""
+    mirror: bool = True
+    """Whether a mirrored image still shows the same class (not so for digits and letters)."""
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def name(self, index: int) -> str:
+        """Return the file name of an image, for reports."""
+        return self.images.name(index)
+
+    def read(self, index: int, channels: int = 3) -> Image.Image:
+        """Decode an image."""
+        return self.images.read(index, channels)
+
+    def select(self, indices: np.ndarray) -> "Split":
+        """Return the split of some of the images, in that order."""
+        return Split(
+            self.images.select(indices),
+            self.targets[indices],
+            self.classes,
+            self.digests[indices],
+            self.mirror,
+        )
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An open data set."""
+
+    labels: list[str]
+    multilabel: bool
+    splits: dict[str, Split]
+    fingerprint: str
+    """A hash of the content of every image with its label and split; not of file names or times."""
+    carved: tuple[str, ...] = ()
+    """Splits that the source did not have and that were made from its training images."""
