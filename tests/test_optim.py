@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import Tiny, batch
 from torch import nn
 
+from tests.tiny import Tiny, batch
 from vitreous import optim
 from vitreous.errors import OptionError
 
@@ -142,7 +142,7 @@ def test_what_decays() -> None:
         "pos_embed_x",
         "blocks.0.ls1.gamma",
         "mask_token",
-        "x.rel_pos",
+        "blocks.0.attn.offset_embed",
     ):
         assert not optim.decays(name, matrix)
     assert optim.decays("blocks.0.attn.qkv.weight", matrix)

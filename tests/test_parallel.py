@@ -5,12 +5,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-import ranks
 import torch
-from tiny import Tiny, batch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tests import ranks
+from tests.tiny import Tiny, batch
 from vitreous import optim, parallel
 from vitreous.errors import OptionError
 

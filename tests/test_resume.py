@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ranks
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import Tiny, batch
 from torch import Tensor, nn
 
+from tests import ranks
+from tests.tiny import Tiny, batch
 from vitreous import optim, parallel, resume
 from vitreous.errors import DiskFullError, ResumeError
 from vitreous.resume import Checkpoints, RunLock
@@ -156,7 +156,7 @@ def test_damaged_ones_do_not_push_out_good_ones(tmp_path: Path) -> None:
 # -- kills ---------------------------------------------------------------------------------------------------
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "vitreous.resume", "tiny"])
+FORKS.set_forkserver_preload(["torch", "vitreous.resume"])
 
 
 def _save_until_killed(folder: Path, durable: Any, kill_at: int | None) -> None:
@@ -391,11 +391,13 @@ def test_a_really_full_disk(tmp_path: Path) -> None:
     into = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     if subprocess.run([*into, mount], capture_output=True).returncode:
         pytest.skip("this machine lets no one mount a small file system (unshare --map-root-user --mount)")
-    code = f"import test_resume, pathlib; test_resume._fill(pathlib.Path({str(tmp_path)!r}))"
+    code = (
+        f"import pathlib; from tests import test_resume; test_resume._fill(pathlib.Path({str(tmp_path)!r}))"
+    )
     command = (
         f"{mount} && {sys.executable} -c '{code.replace(chr(39), chr(34))}' && cat {tmp_path}/resume/proof"
     )
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(resume.__file__).parents[1])])
+    path = str(Path(__file__).parents[1])
     done = subprocess.run(
         [*into, command], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
     )

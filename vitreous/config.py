@@ -9,6 +9,7 @@ Optimizer = Literal["adamw", "adam", "sgd", "muon"]
 Schedule = Literal["cosine", "linear", "rsqrt", "constant"]
 Precision = Literal["auto", "bf16", "float32"]
 Compile = Literal["none", "blocks", "whole"]
+Loss = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True)

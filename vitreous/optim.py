@@ -25,9 +25,7 @@ Group = dict[str, Any]
 # An objective holds its model as `model`; what it adds itself (a decoder) learns at the full rate.
 _BLOCK = re.compile(r"(?:stages\.(\d+)\.)?blocks\.(\d+)\.")
 _INPUT = re.compile(r"(patch_embed|norm_pre|stem|cls_token|reg_token|dist_token|mask_token|pos_embed)")
-_UNDECAYED = re.compile(
-    r"(^|\.)((cls|reg|dist|mask)_token|pos_embed\w*|rel_pos\w*|relative_position\w*|latent|gamma)(\.|$)"
-)
+_UNDECAYED = re.compile(r"(^|\.)((cls|reg|dist|mask)_token|pos_embed\w*|offset_embed|latent|gamma)(\.|$)")
 
 
 def decays(name: str, parameter: Tensor) -> bool:
