@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous import config
-from vitreous.errors import OptionError
+from vitreous.errors import OptionError, VitreousError
 
 Chosen = Literal["bf16", "float32"]
 Value = TypeVar("Value")
@@ -177,6 +177,8 @@ def _shard(module: nn.Module, world: World, precision: Chosen) -> nn.Module:
     )
     for block in blocks(module):
         fully_shard(block, mesh=mesh, mp_policy=policy)
+    if isinstance(inner := getattr(module, "model", None), nn.Module):
+        fully_shard(inner, mesh=mesh)  # a unit of its own: evaluation calls it without the objective
     fully_shard(module, mesh=mesh)
     return module
 
@@ -222,6 +224,19 @@ def from_leader(value: Value, world: World) -> Value:
     if world.size > 1:
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
+
+
+def leader_does(work: Callable[[], object], world: World) -> None:
+    """Do it on rank 0 alone; an error there that a user can cause is raised on every rank."""
+    problem: VitreousError | None = None
+    if world.leads:
+        try:
+            work()
+        except VitreousError as error:
+            problem = error
+    problem = from_leader(problem, world)
+    if problem is not None:
+        raise problem
 
 
 def gather(value: Value, world: World) -> list[Value]:

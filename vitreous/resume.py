@@ -188,8 +188,8 @@ class Checkpoints:
         if full:
             free = shutil.disk_usage(self.folder).free
             return DiskFullError(
-                f"no space for the checkpoint of step {step} in {self.folder}: it needs {_size(needed)} and "
-                f"{_size(free)} are free; {left_over}: make room, then run the same command again"
+                f"no space for the checkpoint of step {step} in {self.folder}: it needs {console.size(needed)} and "
+                f"{console.size(free)} are free; {left_over}: make room, then run the same command again"
             )
         reason = next((str(cause) for cause in causes if isinstance(cause, OSError)), str(problem))
         return ResumeError(
@@ -365,14 +365,6 @@ def _describe(tensor: tuple[str, tuple[int, ...]] | None) -> str:
         if tensor is None
         else f"{tensor[0].removeprefix('torch.')} of {'x'.join(map(str, tensor[1])) or '1'}"
     )
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
 
 
 def _quiet() -> None:
