@@ -1,15 +1,19 @@
 """Attention maps: exact under fused attention, with registers, masks, relative positions and any grid."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from tests.test_vit import inputs, tiny
+from vitreous import layouts
 from vitreous.errors import ModelError
 from vitreous.inspection import attention_maps
 from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
+from vitreous.models.weights import Weights
 
 KINDS: list[dict[str, Any]] = [
     {},
@@ -48,21 +52,15 @@ def test_maps_are_what_the_fused_attention_applies(changes: dict[str, Any], mask
             z = block(z, geometry)
 
 
-def test_maps_agree_with_transformers_eager_attention() -> None:
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=16,
-        patch_size=8,
-        attn_implementation="eager", layer_norm_eps=1e-6, output_attentions=True,
-    )  # fmt: skip
-    peer = transformers.ViTModel(config, add_pooling_layer=False).eval()
+def test_maps_agree_with_transformers_eager_attention(tmp_path: Path) -> None:
     model = tiny(image_size=16, num_classes=0)
-    from vitreous.layouts import huggingface
-
-    peer.load_state_dict(huggingface.vit_names(model.state_dict(), model.config, head=False), strict=True)
+    layouts.write(Weights(config=model.config, tensors=dict(model.state_dict())), tmp_path / "hf", "hf")
+    peer = transformers.ViTModel.from_pretrained(
+        tmp_path / "hf", attn_implementation="eager", add_pooling_layer=False
+    ).eval()
     x = inputs(model)
     with torch.no_grad():
-        theirs = torch.stack(peer(x).attentions, dim=1)
+        theirs = torch.stack(peer(x, output_attentions=True).attentions, dim=1)
     torch.testing.assert_close(attention_maps(model, x), theirs, rtol=0, atol=1e-5)
 
 

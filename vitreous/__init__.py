@@ -13,15 +13,27 @@ if TYPE_CHECKING:
     from vitreous.inspection import attention_maps as attention_maps
     from vitreous.models.zoo import create_model as create_model
     from vitreous.models.zoo import list_models as list_models
+    from vitreous.predict import Classifier as Classifier
+    from vitreous.predict import load as load
 
 _HOME = {
+    "Classifier": "vitreous.predict",
     "VitreousError": "vitreous.errors",
     "attention_maps": "vitreous.inspection",
     "create_model": "vitreous.models.zoo",
     "list_models": "vitreous.models.zoo",
+    "load": "vitreous.predict",
 }
 
-__all__ = ["VitreousError", "__version__", "attention_maps", "create_model", "list_models"]
+__all__ = [
+    "Classifier",
+    "VitreousError",
+    "__version__",
+    "attention_maps",
+    "create_model",
+    "list_models",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

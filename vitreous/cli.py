@@ -5,7 +5,8 @@ Torch and everything that needs it is imported inside the verbs, so that `--help
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -34,8 +35,54 @@ def models(pattern: tyro.conf.Positional[str] = "", *, json: Json = False) -> No
         )
 
 
+def convert(
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")],
+    destination: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DST")],
+    *,
+    to: Literal["vitreous", "timm", "hf", "google", "torchvision"],
+    num_classes: int | None = None,
+    image_size: tuple[int, ...] | None = None,
+    patch_size: tuple[int, ...] | None = None,
+    in_channels: int | None = None,
+    heads: int | None = None,
+    json: Json = False,
+) -> None:
+    """Convert weights between layouts, and prove it: the target's own library must give the same logits.
+
+    Args:
+        source: A file, a folder or hf://owner/name[@revision]; its layout is recognised from the weights.
+        destination: Where to write: a folder (hf, timm), a .safetensors (vitreous, timm, torchvision), a .pth
+            (torchvision, timm) or an .npz (google).
+        to: The layout to write.
+        num_classes: Give it a fresh, zero head of so many classes.
+        image_size: Height and width (one number: square); position embeddings are resampled in 2D.
+        patch_size: Resize the patch embedding to this height and width (one number: square).
+        in_channels: Adapt the first filters to another number of channels.
+        heads: Attention heads, for bare weights of a shape that nobody published.
+    """
+    from vitreous.convert import convert
+    from vitreous.models.architecture import pair
+
+    result = convert(
+        source,
+        destination,
+        to,
+        num_classes=num_classes,
+        image_size=pair(image_size, "--image-size") if image_size else None,
+        patch_size=pair(patch_size, "--patch-size") if patch_size else None,
+        in_channels=in_channels,
+        heads=heads,
+    )
+    row = {**vars(result), "path": str(result.path)}
+    if json:
+        console.document(row)
+    else:
+        console.table(list(row), [list(row.values())])
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
+    "convert": convert,
 }
 
 

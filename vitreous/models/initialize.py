@@ -31,7 +31,9 @@ TRUNCATED_DEVIATION = 0.87962566103423978
 
 @torch.no_grad()
 def initialize(model: "VisionTransformer") -> None:
-    """Fill every parameter of a ViT as the table says."""
+    """Fill every parameter of a ViT as the table says; one without storage (on the meta device) stays so."""
+    if model.patch_embed.proj.weight.is_meta:
+        return
     for module in model.modules():
         if isinstance(module, nn.LayerNorm):
             module.reset_parameters()

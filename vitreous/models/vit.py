@@ -338,9 +338,12 @@ class VisionTransformer(nn.Module):
         self._resize(replace(self.config, image_size=pair(image_size, "image_size")))
 
     @torch.no_grad()
-    def set_patch_size(self, patch_size: int | tuple[int, int]) -> None:
-        """Cut images into patches of another size from now on (FlexiViT's resize of the filters)."""
-        new = replace(self.config, patch_size=pair(patch_size, "patch_size"))
+    def set_patch_size(
+        self, patch_size: int | tuple[int, int], image_size: int | tuple[int, int] | None = None
+    ) -> None:
+        """Cut images, of another size too, into other patches from now on (FlexiViT's resize of the filters)."""
+        size = self.config.image_size if image_size is None else pair(image_size, "image_size")
+        new = replace(self.config, patch_size=pair(patch_size, "patch_size"), image_size=size)
         proj = self.patch_embed.proj
         proj.weight = nn.Parameter(positions.resample_patches(proj.weight, new.patch_size))
         proj.kernel_size = proj.stride = tuple(proj.weight.shape[2:])

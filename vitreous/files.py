@@ -1,0 +1,48 @@
+"""Writing files so that a crash never leaves half of one: whole and durable, or not there at all."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vitreous.errors import VitreousError
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; on success make its content durable and move it over `path`.
+
+    On any error the temporary file is removed, and what stood at `path` before is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise VitreousError(
+            f"no space left on the disk of {path.parent}: {path.name} was not written"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically."""
+    with atomic(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

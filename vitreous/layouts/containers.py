@@ -1,0 +1,220 @@
+"""Files of weights, opened without executing anything in them: tensors by name, and the documents beside.
+
+`.safetensors` (sharded too), `.npz`, and `.pth`, `.pt` or `.bin` through torch's restricted unpickler. What a
+header promises is checked against the file before memory is taken.
+"""
+
+import json
+import math
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from vitreous import files
+from vitreous.errors import CheckpointError, MissingDependencyError
+
+DOCUMENTS = ("config.json", "preprocessor_config.json")
+FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "model.npz")
+WRAPPERS = ("model", "state_dict", "model_state", "module", "model_ema", "teacher", "ema")
+
+
+Hints = dict[str, Any]
+"""Fields of a configuration that are known from elsewhere than the weights."""
+
+
+@dataclass(kw_only=True)
+class Container:
+    """What a file or folder holds: tensors by the names of its layout, and JSON documents beside them."""
+
+    tensors: dict[str, Tensor]
+    documents: dict[str, Any] = field(default_factory=dict)
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return a document that is an object, or an empty one."""
+        value = self.documents.get(name)
+        return value if isinstance(value, dict) else {}
+
+
+def read(path: Path) -> Container:
+    """Open a file of weights, or a folder with one and its configuration."""
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist")
+    if path.is_dir():
+        documents = {name: read_json(path / name) for name in DOCUMENTS if (path / name).is_file()}
+        found = next((path / name for name in FILES if (path / name).is_file()), None)
+        if found is None:
+            raise CheckpointError(f"{path} has no weights: expected one of {', '.join(FILES)}")
+        return Container(tensors=_tensors(found), documents=documents)
+    # A file on its own is taken on its own: documents that happen to lie beside it may be another model's.
+    return Container(tensors=_tensors(path))
+
+
+def write(container: Container, path: Path) -> Path:
+    """Write a file of weights, by its ending, or a folder with `model.safetensors` and the documents."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in container.tensors.items()}
+    if path.suffix == ".npz":
+        with files.atomic(path) as temporary, temporary.open("wb") as file:
+            arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+            np.savez(file, **arrays)
+        return path
+    if path.suffix in (".pth", ".pt"):
+        with files.atomic(path) as temporary:
+            torch.save(tensors, temporary)
+        return path
+    if path.suffix != ".safetensors":
+        for name, document in container.documents.items():
+            files.write_text(path / name, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        path = path / "model.safetensors"
+    with files.atomic(path) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+    return path
+
+
+def fetch(source: str) -> Path:
+    """Bring `hf://owner/name[@revision]` into huggingface-hub's cache, and return its folder."""
+    match = re.fullmatch(r"hf://(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?", source)
+    if match is None:
+        raise CheckpointError(
+            f"{source} is not a repository: write hf://owner/name or hf://owner/name@revision"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise MissingDependencyError("hf:// needs huggingface-hub: pip install huggingface-hub") from None
+    try:
+        patterns = [*DOCUMENTS, *FILES, "model-*.safetensors"]
+        return Path(snapshot_download(match[1], revision=match[2], allow_patterns=patterns))
+    except Exception as error:  # the hub raises a dozen kinds; its first line says which
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{source} could not be fetched: {reason}") from None
+
+
+def read_json(path: Path) -> Any:
+    """Read a small JSON document."""
+    try:
+        if path.stat().st_size > 50_000_000:
+            raise CheckpointError(f"{path} is too large for a configuration")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    if path.stat().st_size == 0:
+        raise CheckpointError(f"{path} is empty")
+    if path.name.endswith(".index.json"):
+        return _sharded(path)
+    if path.suffix == ".safetensors":
+        return _safetensors(path)
+    if path.suffix == ".npz":
+        return _npz(path)
+    if path.suffix in (".pth", ".pt", ".bin", ".ckpt"):
+        return _unwrap(_pickled(path), path)
+    raise CheckpointError(
+        f"{path} is not a known kind of file: expected .safetensors, .npz, .pth, .pt, .bin or a folder"
+    )
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from None
+
+
+def _sharded(path: Path) -> dict[str, Tensor]:
+    index = read_json(path)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(shards, dict):
+        raise CheckpointError(f"{path} has no weight_map")
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(shards.values())):
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{path} names the shard {name!r}: shards are .safetensors files in the same folder"
+            )
+        if not (path.parent / name).is_file():
+            raise CheckpointError(f"{path.parent} lacks the shard {name}")
+        tensors |= _safetensors(path.parent / name)
+    if missing := sorted(shards.keys() - tensors.keys()):
+        raise CheckpointError(
+            f"the shards of {path.parent} lack {missing[0]} and {len(missing) - 1} more tensors"
+        )
+    return tensors
+
+
+def _npz(path: Path) -> dict[str, Tensor]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+            for member in members:
+                _check_member(archive, member, path)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: _tensor(arrays[name]) for name in arrays.files}
+    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
+        raise CheckpointError(f"{path} is not a whole .npz of plain arrays: {error}") from None
+
+
+def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        read_header = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read_header(file)
+        promised = file.tell() + math.prod(shape) * dtype.itemsize
+    if dtype.hasobject:
+        raise CheckpointError(f"{path} holds Python objects in {member.filename}, which are never read")
+    if promised != member.file_size or member.file_size > 1100 * max(member.compress_size, 1):
+        raise CheckpointError(f"{path} is not whole: {member.filename} promises {promised:,} bytes")
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # JAX writes bfloat16 as raw two-byte values
+        return torch.from_numpy(array.view(np.uint16).astype(np.int32) << 16).view(torch.float32)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _pickled(path: Path) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old pickles: they are refused or read, and either is said
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it wants {wanted[1]}" if wanted else "it wants more than tensors"
+        raise CheckpointError(
+            f"{path} was refused: {what}, and loading that could run code; "
+            "save the plain state dict as .safetensors where you trust the file"
+        ) from None
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{path} is not a whole PyTorch file: {reason}") from None
+
+
+def _unwrap(value: Any, path: Path) -> dict[str, Tensor]:
+    while isinstance(value, Mapping) and not any(isinstance(each, Tensor) for each in value.values()):
+        inner = next((value[name] for name in WRAPPERS if isinstance(value.get(name), Mapping)), None)
+        if inner is None:
+            break
+        value = inner
+    entries = value if isinstance(value, Mapping) else {}
+    tensors = {name: each for name, each in entries.items() if isinstance(each, Tensor)}
+    if not tensors:
+        raise CheckpointError(f"{path} holds no tensors by name: expected a state dict")
+    for prefix in ("module.", "_orig_mod.", "backbone.", "model."):
+        if all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    return tensors

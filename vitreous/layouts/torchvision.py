@@ -1,0 +1,85 @@
+"""torchvision's `VisionTransformer` state dict: attention under `in_proj`, the MLP's layers by number."""
+
+from vitreous.config import Preprocessing
+from vitreous.errors import LayoutError
+from vitreous.layouts import infer
+from vitreous.layouts.containers import Container, Hints
+from vitreous.layouts.names import Rules, refuse, rename
+from vitreous.models.architecture import ViTConfig
+from vitreous.models.weights import Weights
+
+IN: Rules = [
+    (r"^class_token$", "cls_token"),
+    (r"^conv_proj\.", "patch_embed.proj."),
+    (r"^encoder\.pos_embedding$", "pos_embed"),
+    (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
+    (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.self_attention\.in_proj_", ".attn.qkv."),
+    (r"\.self_attention\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.(?:0|linear_1)\.", ".mlp.fc1."),
+    (r"\.mlp\.(?:3|linear_2)\.", ".mlp.fc2."),
+    (r"^encoder\.ln\.", "norm."),
+    (r"^heads\.pre_logits\.", "pre_logits."),
+    (r"^heads\.head\.", "head."),
+]
+OUT: Rules = [
+    (r"^cls_token$", "class_token"),
+    (r"^patch_embed\.proj\.", "conv_proj."),
+    (r"^pos_embed$", "encoder.pos_embedding"),
+    (r"^blocks\.(\d+)\.", r"encoder.layers.encoder_layer_\1."),
+    (r"\.norm([12])\.", r".ln_\1."),
+    (r"\.attn\.qkv\.", ".self_attention.in_proj_"),
+    (r"\.attn\.proj\.", ".self_attention.out_proj."),
+    (r"\.mlp\.fc1\.", ".mlp.0."),
+    (r"\.mlp\.fc2\.", ".mlp.3."),
+    (r"^norm\.", "encoder.ln."),
+    (r"^(pre_logits|head)\.", r"heads.\1."),
+]
+
+
+def matches(container: Container) -> bool:
+    """Recognise the layout by its keys."""
+    return "conv_proj.weight" in container.tensors and "encoder.pos_embedding" in container.tensors
+
+
+def read(container: Container, hints: Hints) -> Weights:
+    """Take a torchvision state dict in."""
+    notes: list[str] = []
+    tensors = rename(container.tensors, IN)
+    config = infer.architecture(tensors, hints, notes)
+    size = config.image_size
+    preprocessing = Preprocessing(
+        image_size=size,
+        resize_size=(size[0] * 8 // 7, size[1] * 8 // 7),
+        interpolation="bilinear",
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
+    notes.append("preprocessing: torchvision's for IMAGENET1K_V1 (the file has none)")
+    return Weights(config=config, tensors=tensors, preprocessing=preprocessing, notes=notes)
+
+
+def write(weights: Weights) -> Container:
+    """Give a torchvision state dict out."""
+    config = weights.config
+    if not isinstance(config, ViTConfig):
+        raise LayoutError("the torchvision layout has no place for BiT: choose another layout")
+    refuse(
+        "torchvision",
+        {
+            "registers": config.registers > 0,
+            "a distillation token": config.distilled,
+            "LayerScale": config.layer_scale is not None,
+            "a hybrid's trunk": config.stem is not None,
+            f"{config.pooling} pooling": config.pooling != "cls",
+            f"{config.positions} positions": config.positions != "learned",
+            "a class token without a position": config.placed_prefix != config.prefix,
+            f"the activation {config.activation}": config.activation != "gelu",
+            "attention without biases": not config.qkv_bias,
+            "video": config.frames is not None,
+            "a model without head": config.num_classes == 0,
+            "images or patches that are not square": config.grid[0] != config.grid[1]
+            or config.patch_size[0] != config.patch_size[1],
+        },
+    )
+    return Container(tensors=rename(weights.tensors, OUT))

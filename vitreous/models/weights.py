@@ -1,0 +1,62 @@
+"""A model at rest: tensors under our names, with what is needed to use them. Knows of no file or layout."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.config import Preprocessing
+from vitreous.errors import CheckpointError
+from vitreous.models import zoo
+from vitreous.models.architecture import Architecture
+from vitreous.models.resnet import ResNet
+from vitreous.models.vit import VisionTransformer
+
+Model = VisionTransformer | ResNet
+
+
+@dataclass(kw_only=True)
+class Weights:
+    """Tensors and architecture; where known, preprocessing, class names and how the model came to be."""
+
+    config: Architecture
+    tensors: dict[str, Tensor]
+    preprocessing: Preprocessing | None = None
+    labels: list[str] | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    """What is recorded beside: recipe, results, data fingerprint, licence, calibration."""
+    notes: list[str] = field(default_factory=list)
+    """What was assumed or left out when these were read, for the user to see."""
+
+
+def build(weights: Weights) -> Model:
+    """Return the model with these tensors as its parameters: nothing is initialised first, nothing copied."""
+    with torch.device("meta"):
+        model = zoo.build(weights.config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
+    if expected != given:
+        raise CheckpointError(difference(expected, given))
+    model.load_state_dict(weights.tensors, strict=True, assign=True)
+    if isinstance(model, VisionTransformer):
+        model.place_tokens()
+    return model.eval()
+
+
+def difference(expected: dict[str, tuple[int, ...]], given: dict[str, tuple[int, ...]]) -> str:
+    """Say in one line how two sets of tensors differ: missing, left over, of another shape."""
+    parts = []
+    if missing := sorted(expected.keys() - given.keys()):
+        parts.append(f"missing {_some(missing)}")
+    if surplus := sorted(given.keys() - expected.keys()):
+        parts.append(f"left over {_some(surplus)}")
+    if wrong := [name for name in sorted(expected.keys() & given.keys()) if expected[name] != given[name]]:
+        shapes = [f"{name} {list(given[name])} (expected {list(expected[name])})" for name in wrong]
+        parts.append(f"of another shape: {_some(shapes)}")
+    return f"the weights don't fit the model: {'; '.join(parts)}"
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
