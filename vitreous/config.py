@@ -66,10 +66,10 @@ class Augment:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How a model is trained. What is None is chosen from the data and the hardware, and said with a reason."""
+    """How a model is trained. What is None is chosen from data and hardware, and said with its reason."""
 
     out: str | None = None
-    """The run folder; None: runs/NAME-OF-THE-DATA. The same command again goes on where it stopped."""
+    """The run folder; None: runs/NAME-OF-DATA. The same command again goes on where it stopped."""
     model: str | None = None
     """A name of `vitreous models`, by timm or the paper; None: a size that fits the data."""
     image_size: tuple[int, ...] | None = None

@@ -39,6 +39,10 @@ class DiskFullError(ResumeError):
     """A checkpoint that the disk has no room for."""
 
 
+class TrainingError(VitreousError):
+    """A run that can't go on: its loss or gradient is no longer a number, or no memory is left."""
+
+
 class MissingDependencyError(VitreousError):
     """An optional package that this verb needs is not installed."""
 

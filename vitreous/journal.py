@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from vitreous import files
 from vitreous.errors import MissingDependencyError
 
 Record = Mapping[str, Any]
@@ -26,9 +27,7 @@ class Journal:
     ) -> None:
         self.path = folder / "metrics.jsonl"
         kept = [record for record in read(self.path) if record.get("step", 0) <= step]
-        fresh = self.path.with_suffix(".new")
-        fresh.write_text("".join(json.dumps(record) + "\n" for record in kept))
-        fresh.replace(self.path)
+        files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self.path.open("a", buffering=1)  # line by line: another program may be reading
         self._sinks: list[Any] = []
         if tensorboard:

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -254,6 +255,11 @@ def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().clone()
         for name, value in tensors.items()
     }
+
+
+def load_whole(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a module, sharded or not, the weights that every rank holds as whole tensors."""
+    set_model_state_dict(module, dict(tensors), options=StateDictOptions(full_state_dict=True))
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from vitreous import console
-from vitreous.errors import DiskFullError, ResumeError
+from vitreous import console, files
+from vitreous.errors import DiskFullError, ResumeError, VitreousError
 
 _NAME = re.compile(r"step-(\d{8,})")
 _MANIFEST = "manifest.json"
@@ -147,8 +147,8 @@ class Checkpoints:
         digests: dict[str, dict[str, Any]] = {}
         try:
             written.result()
-            files = sorted(file for file in partial.iterdir())
-            digests = {file.name: _fingerprint(file) for file in files[self._rank :: self._ranks]}
+            parts = sorted(partial.iterdir())
+            digests = {file.name: _fingerprint(file) for file in parts[self._rank :: self._ranks]}
         except (Exception, CheckpointException) as error:
             problem = error
         results = self._exchange((problem, digests))
@@ -172,8 +172,8 @@ class Checkpoints:
         ):  # only a damaged one can have this name: from an intact one the run would have gone on
             _remove(final)
         partial.rename(final)
-        _sync_folder(self.folder)
-        _write(self.folder / ".latest", final.name + "\n")
+        files.sync_folder(self.folder)
+        files.write_text(self.folder / ".latest", final.name + "\n")
         intact = sorted((f for f in self._complete_ones() if f not in self._damaged or f == final), key=_step)
         surplus = [folder for folder in intact[: -self.keep] if folder != final]
         for folder in [*surplus, *(f for f in self._damaged if _step(f) < _step(final) and f.exists())]:
@@ -188,8 +188,9 @@ class Checkpoints:
         if full:
             free = shutil.disk_usage(self.folder).free
             return DiskFullError(
-                f"no space for the checkpoint of step {step} in {self.folder}: it needs {console.size(needed)} and "
-                f"{console.size(free)} are free; {left_over}: make room, then run the same command again"
+                f"no space for the checkpoint of step {step} in {self.folder}: it needs "
+                f"{console.size(needed)} and {console.size(free)} are free; {left_over}: make room, "
+                f"then run the same command again"
             )
         reason = next((str(cause) for cause in causes if isinstance(cause, OSError)), str(problem))
         return ResumeError(
@@ -207,7 +208,8 @@ class Checkpoints:
         for path in self.folder.iterdir():
             if path.suffix in (".partial", ".old") and _NAME.fullmatch(path.stem):
                 shutil.rmtree(path)
-        (self.folder / ".latest.new").unlink(missing_ok=True)
+        for path in self.folder.glob(".*.part"):
+            path.unlink()
 
     def _examine(self, folder: Path) -> tuple[Saved | None, str]:
         """Read the manifest and compare every file with it; the ranks share the files among them."""
@@ -243,6 +245,8 @@ class Checkpoints:
         if self._rank == 0:
             try:
                 work()
+            except VitreousError as error:
+                problem = error.__cause__ or error
             except Exception as error:
                 problem = error
         return self._exchange(problem)[0]
@@ -300,27 +304,17 @@ def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Pa
         )
 
 
+def read_json(path: Path) -> Any:
+    """Read what `write_json` wrote."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ResumeError(f"{path} can't be read: {error}; mend it, or give another --out") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that after a crash it is either the old or the new one, and whole."""
-    _write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    fresh.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    files.write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def _remove(folder: Path) -> None:

@@ -47,6 +47,31 @@ def validate(
     return {**{name: value / max(1.0, count) for name, value in totals.items()}, "count": count}
 
 
+@torch.no_grad()
+def mean_loss(
+    objective: nn.Module,
+    loader: Loader,
+    world: parallel.World,
+    *,
+    precision: parallel.Chosen = "float32",
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """Return the loss and metrics of an objective without classes, as means over the split's images."""
+    objective.eval()
+    sums: dict[str, float] = {"loss": 0.0, "count": 0.0}
+    for batch in loader.epoch(0):
+        with parallel.autocast(world.device, precision):
+            loss, metrics = objective(batch)
+        for name, value in {"loss": loss, **metrics}.items():
+            sums[name] = sums.get(name, 0.0) + value.item() * len(batch)
+        sums["count"] += len(batch)
+        if any(parallel.any_rank([stop()], world)):
+            return None
+    totals = parallel.total(sums, world)
+    count = totals.pop("count")
+    return {**{name: value / max(1.0, count) for name, value in totals.items()}, "count": count}
+
+
 def _forward(
     model: nn.Module,
     images: Tensor,
