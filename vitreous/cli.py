@@ -89,7 +89,7 @@ def train(
     """Train a classifier; options that are not given are chosen from the data, and said with their reasons.
 
     Args:
-        data: A folder of class folders, a CSV or Parquet file, tar shards, an .npz, or a name such as cifar10.
+        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
     """
     from vitreous import outcome, report
     from vitreous.train import train

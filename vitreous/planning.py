@@ -44,7 +44,8 @@ def agree_on_plan(
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
         command = shlex.join(["vitreous", *sys.argv[1:]])
-        about = {"command": command, "data": data, "options": now, "plan": plan.to_json()}
+        source = {"command": command, "data": data, "data_root": options.data_root}
+        about = {**source, "options": now, "plan": plan.to_json()}
         resume.write_json(path, about)
         box.append(plan)
 

@@ -18,11 +18,12 @@ from vitreous.resume import read_json
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; } td, th { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #8884; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
-figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; background: #fff; border-radius: .3rem; }
+table { border-collapse: collapse; }
+td, th { padding: .2rem .7rem; text-align: left; border-bottom: 1px solid #8884; }
+figure { margin: 1rem 0; }
+figure svg { max-width: 100%; height: auto; background: #fff; border-radius: .3rem; }
 .mistakes { display: flex; flex-wrap: wrap; gap: .8rem; } .mistakes figure { margin: 0; width: 8rem; }
-.mistakes img { width: 8rem; height: 8rem; object-fit: contain; image-rendering: pixelated; background: #8882; }
+.mistakes img { width: 8rem; height: 8rem; object-fit: contain; image-rendering: pixelated; }
 figcaption, small { font-size: .8rem; overflow-wrap: anywhere; } .wide { overflow-x: auto; }
 .confusion td { text-align: center; min-width: 1.8rem; padding: .1rem .3rem; border: 0; }
 """
@@ -142,7 +143,7 @@ def _mistakes(config: dict[str, Any], evaluation: dict[str, Any]) -> str:
     if not worst:
         return ""
     try:
-        dataset = open_data(config["data"], seed=config["options"]["seed"])
+        dataset = open_data(config["data"], data_root=config["data_root"], seed=config["options"]["seed"])
         split = dataset.splits[evaluation["split"]]
         pictures = [_picture(split.read(row["index"])) for row in worst]
     except (DataError, KeyError, IndexError):
