@@ -1,4 +1,4 @@
-"""The loop under everything that can happen to a run; results of a run that was never disturbed are the measure."""
+"""The loop under everything that can happen to a run; a run that was never disturbed is the measure."""
 
 import errno
 import json
@@ -193,7 +193,7 @@ def _dying(data: str, out: Path, how: str, when: int, changes: dict[str, Any]) -
 
 
 def _kill_often(data: str, out: Path, how: str, most: int, **changes: Any) -> int:
-    """Start again and again, each time killed at another random moment, until the run ends; count the kills."""
+    """Start again and again, each time killed at another random moment, until the run ends; count them."""
     chance = random.Random(f"{how} {changes}")
     kills = 0
     while kills < 100:

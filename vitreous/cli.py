@@ -100,10 +100,32 @@ def train(
         console.note(f"report: {report.write(result.folder)}")
 
 
+def check(
+    data: tyro.conf.Positional[str],
+    *,
+    json: Json = False,
+    grid: str | None = None,
+    pack: str | None = None,
+    data_root: str | None = None,
+) -> None:
+    """Find unreadable files, duplicates, split leaks, thin classes and odd sizes; nothing is changed.
+
+    Args:
+        data: A folder, CSV, Parquet, tar shards, Hugging Face folder, .npz, or a name such as digits.
+        grid: Write a picture with some images of each class to this file.
+        pack: Write the readable images as WebDataset tar shards into this new folder.
+        data_root: Where named data sets are kept.
+    """
+    from vitreous.data.check import run
+
+    run(data, json=json, grid_file=grid, pack_folder=pack, data_root=data_root)
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
     "train": train,
     "convert": convert,
+    "check": check,
 }
 
 

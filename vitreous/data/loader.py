@@ -1,6 +1,8 @@
 """Batches on a device, in an order that is a function of (seed, epoch, position); workers only change the
 speed."""
 
+import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +23,8 @@ from vitreous.data.split import ArrayImages, Split
 from vitreous.data.store import cache_root
 from vitreous.errors import DataError
 
-MAX_RESIDENT = 4 << 30
-"""An array of at most so many bytes is kept on the accelerator as a whole."""
+SMALL_BATCH = 1 << 20
+"""Pixels below which a batch is not worth a second thread."""
 
 
 @dataclass
@@ -153,13 +155,32 @@ class Loader:
             yield from self._overlapped(raws, epoch)
         else:
             for raw in raws:
-                yield self._finish(raw, epoch)
+                with self._threads():
+                    batch = self._finish(raw, epoch)
+                yield batch
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Work on small batches in one thread: where the cores are busy, waking the others takes far
+        longer."""
+        size = self.order.batch_size * math.prod(self.preprocessing.image_size) * self.preprocessing.channels
+        before = torch.get_num_threads()
+        if self.on_device or size > SMALL_BATCH or before == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _raws(self, epoch: int, start: int) -> Iterator[Raw]:
         steps = range(start, self.steps_per_epoch)
         if self.workers == 0 or self.pipeline.array is not None:  # arrays in memory need no help
             for step in steps:
-                yield self._note(self.pipeline[epoch, step])
+                with self._threads():
+                    raw = self.pipeline[epoch, step]
+                yield self._note(raw)
             return
         self.steps.epoch, self.steps.steps = epoch, steps
         if self._loader is None:
@@ -264,7 +285,7 @@ def resolve(augment: str | Augment, split: Split, preprocessing: Preprocessing) 
             augment = replace(augment, randaugment=(0, 0))
     if preprocessing.resize == "pad":
         augment = replace(augment, crop_scale=None)  # native aspect: the whole image is seen
-    operations.check_channels(augment, preprocessing.channels)
+    operations.check_operations(augment, preprocessing.channels)
     return augment
 
 

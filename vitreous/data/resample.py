@@ -47,8 +47,8 @@ def crop_resize(
 ) -> Tensor:
     """Cut each image's box (top, left, height, width) out of uint8 (B, C, H, W) and resize it to `size`.
 
-    Equals Pillow's crop and resize within one grey level: as there, the result of the horizontal pass is
-    rounded."""
+    Equals Pillow's crop and resize within one grey level, or two for one pixel in a thousand: as there, the
+    result of the horizontal pass is rounded."""
     box = torch.from_numpy(np.ascontiguousarray(boxes)).to(images.device)
     across = weights(box[:, 1], box[:, 3], images.shape[3], size[1], interpolation)  # (B, w, W)
     down = weights(box[:, 0], box[:, 2], images.shape[2], size[0], interpolation)  # (B, h, H)
