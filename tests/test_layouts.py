@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ import timm
 import torch
 import torchvision
 import transformers
+from safetensors.torch import save_file
+from timm.layers.hybrid_embed import HybridEmbed
+from timm.layers.std_conv import StdConv2dSame
+from timm.models.resnetv2 import ResNetV2
 from torch import Tensor, nn
 
+from tests import real_weights
 from tests.conftest import FIXTURES, randomize
 from vitreous import layouts
 from vitreous.config import Preprocessing
 from vitreous.errors import CheckpointError, LayoutError
-from vitreous.layouts import containers, google
+from vitreous.layouts import containers, google, huggingface
+from vitreous.layouts import timm as timm_layout
 from vitreous.models import zoo
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
 from vitreous.models.weights import Weights, build
@@ -291,8 +298,6 @@ def test_transformers_5_runtime_names_are_read(family: str, tmp_path: Path) -> N
     layouts.write(ours, path, "hf")
     state = owners_model("hf", path, ours.config).state_dict()
     assert any("q_proj" in name for name in state)
-    from vitreous.layouts import huggingface
-
     back = huggingface.read(containers.Container(tensors=dict(state)), {"heads": 4})
     x = images(ours.config)
     with torch.no_grad():
@@ -340,16 +345,12 @@ def test_meta_repositories_names_are_read() -> None:
         .replace("mlp.fc2", "mlp.w3"): tensor
         for name, tensor in ours.tensors.items()
     } | {"mask_token": torch.zeros(1, 32), "decoder_pred.weight": torch.zeros(3, 3)}
-    from vitreous.layouts import timm as timm_layout
-
     back = timm_layout.read(containers.Container(tensors=state), {"heads": 4})
     assert back.tensors.keys() == ours.tensors.keys()
     assert any("left out: 2 tensors" in note for note in back.notes)
 
 
 def test_heads_are_asked_for_where_no_published_shape_tells() -> None:
-    from vitreous.layouts import timm as timm_layout
-
     container = containers.Container(tensors=weights("plain").tensors)
     with pytest.raises(LayoutError, match=r"number of heads of a model of width 32 .* --heads N"):
         timm_layout.read(container, {})
@@ -364,3 +365,39 @@ def test_an_unknown_layout_is_refused_with_its_keys(tmp_path: Path) -> None:
     torch.save({"model": {"conv1.weight": torch.zeros(1)}}, tmp_path / "odd.pth")
     with pytest.raises(LayoutError, match="of no known layout: its tensors are conv1.weight"):
         layouts.read(tmp_path / "odd.pth", {})
+
+
+@pytest.mark.data
+def test_a_real_dinov2_loads_and_matches_timm(tmp_path: Path) -> None:
+    state = real_weights.dinov2()
+    assert sum(tensor.numel() for tensor in state.values()) == 22_056_192
+    save_file(state, tmp_path / "dinov2.safetensors")
+    layout, loaded = layouts.read(tmp_path / "dinov2.safetensors", {})
+    assert layout == "hf"
+    ours = build(loaded)
+    peer = timm.create_model("vit_small_patch14_dinov2").eval()
+    peer.load_state_dict(ours.state_dict(), strict=True)
+    x = torch.randn(1, 3, 518, 518)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), peer(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.data
+def test_a_real_hybrid_loads_and_matches_timm() -> None:
+    state = real_weights.hybrid()
+    with pytest.raises(LayoutError, match="504|505 position embeddings make no square grid"):
+        timm_layout.read(containers.Container(tensors=state), {"heads": 8})
+    hints = {"heads": 8, "image_size": (192, 672)}
+    ours = build(timm_layout.read(containers.Container(tensors=state), hints))
+    trunk = ResNetV2(
+        layers=(2, 3, 7), num_classes=0, global_pool="", in_chans=1, preact=False, stem_type="same",
+        conv_layer=partial(StdConv2dSame, eps=1e-8),
+    )  # fmt: skip
+    peer = timm.models.VisionTransformer(
+        img_size=(192, 672), patch_size=1, in_chans=1, embed_dim=256, depth=4, num_heads=8, num_classes=0,
+        embed_layer=partial(HybridEmbed, backbone=trunk),
+    )  # fmt: skip
+    peer.load_state_dict(state, strict=True)
+    x = torch.randn(1, 1, 192, 672)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), peer.eval()(x), rtol=0, atol=1e-5)

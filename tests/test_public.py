@@ -10,11 +10,13 @@ import vitreous
 
 def test_the_public_names_are_these() -> None:
     assert vitreous.__all__ == [
+        "Classifier",
         "VitreousError",
         "__version__",
         "attention_maps",
         "create_model",
         "list_models",
+        "load",
     ]
     for name in vitreous.__all__:
         assert getattr(vitreous, name) is not None

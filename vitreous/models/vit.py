@@ -341,7 +341,7 @@ class VisionTransformer(nn.Module):
     def set_patch_size(
         self, patch_size: int | tuple[int, int], image_size: int | tuple[int, int] | None = None
     ) -> None:
-        """Cut images, of another size too, into other patches from now on (FlexiViT's resize of the filters)."""
+        """Cut images, of another size too, into other patches from now on (FlexiViT's resize of filters)."""
         size = self.config.image_size if image_size is None else pair(image_size, "image_size")
         new = replace(self.config, patch_size=pair(patch_size, "patch_size"), image_size=size)
         proj = self.patch_embed.proj
