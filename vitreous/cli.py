@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitreous import __version__, console
-from vitreous.config import EvaluateConfig, ProbeConfig
+from vitreous.config import EvaluateConfig, ProbeConfig, TrainConfig
 from vitreous.errors import VitreousError
 
 Json = Annotated[bool, tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.")]
@@ -79,6 +79,25 @@ def convert(
         console.document(row)
     else:
         console.table(list(row), [list(row.values())])
+
+
+def train(
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "digits",
+    *,
+    options: TrainConfig = TrainConfig(),  # noqa: B008
+) -> None:
+    """Train a classifier; options that are not given are chosen from the data, and said with their reasons.
+
+    Args:
+        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
+    """
+    from vitreous import outcome, report
+    from vitreous.train import train
+
+    result = train(data, options)
+    if result.leads:
+        outcome.show(result)
+        console.note(f"report: {report.write(result.folder)}")
 
 
 def evaluate(
@@ -154,9 +173,10 @@ def check(
 
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
-    "convert": convert,
+    "train": train,
     "evaluate": evaluate,
     "probe": probe,
+    "convert": convert,
     "check": check,
 }
 
