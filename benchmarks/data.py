@@ -76,8 +76,8 @@ def batches(peer: str, folder: Path, cache: Path, batch_size: int) -> tuple[obje
         )
         return loader, [loader.epoch(epoch) for epoch in range(EPOCHS)]
     if peer == "timm":
-        from timm.data.dataset import ImageDataset
         from timm.data import loader as timm_loader
+        from timm.data.dataset import ImageDataset
 
         create: Any = timm_loader.create_loader
         theirs = create(
