@@ -46,7 +46,8 @@ def make_photos(source: Path | None, folder: Path, count: int, size: tuple[int, 
         image = Image.open(photo) if isinstance(photo, Path) else Image.fromarray(photo)
         part = random.uniform(0.75, 1.0) * min(image.width / size[0], image.height / size[1])
         width, height = int(size[0] * part), int(size[1] * part)
-        left, top = random.integers(0, image.width - width + 1), random.integers(0, image.height - height + 1)
+        left = int(random.integers(0, image.width - width + 1))
+        top = int(random.integers(0, image.height - height + 1))
         image = image.convert("RGB").resize(
             size, Image.Resampling.BICUBIC, (left, top, left + width, top + height)
         )
@@ -75,10 +76,11 @@ def batches(peer: str, folder: Path, cache: Path, batch_size: int) -> tuple[obje
         )
         return loader, [loader.epoch(epoch) for epoch in range(EPOCHS)]
     if peer == "timm":
+        from timm.data import loader as timm_loader
         from timm.data.dataset import ImageDataset
-        from timm.data.loader import create_loader
 
-        theirs: Any = create_loader(
+        create: Any = timm_loader.create_loader
+        theirs = create(
             ImageDataset(str(folder)),
             input_size=(3, SIZE, SIZE),
             batch_size=batch_size,

@@ -116,7 +116,7 @@ class ImageCache:
         flat = np.frombuffer(mapped, np.uint8, size, place)
         if (
             key not in self._checked
-        ):  # once a process: a machine that lost power may have kept the entry alone
+        ):  # once a process: after a power cut the entry may be there without its pixels
             if _checksum(flat) != checksum:
                 self._entries.pop(key, None)
                 return None
