@@ -33,6 +33,13 @@ class Result:
     """Whether this process is the one that prints and writes."""
 
 
+def finished(folder: Path, world: parallel.World) -> Result | None:
+    """Return what came of the run in this folder, if it has ended."""
+    path = folder / "results.json"
+    known = parallel.from_leader(resume.read_json(path) if world.leads and path.exists() else None, world)
+    return None if known is None else Result(folder, known, world.leads)
+
+
 def seal(
     path: Path,
     state: State,
@@ -81,10 +88,6 @@ def conclude(
     seal(folder / "last.safetensors", state, plan, dataset, at, world, {})
     if at.best is None:
         seal(best, state, plan, dataset, at, world, {})
-    if (
-        known := parallel.from_leader(resume.read_json(results) if results.exists() else None, world)
-    ) is not None:
-        return Result(folder, known, world.leads)  # the run had ended before
     weights = checkpoint.read(best)
     parallel.load_whole(objective.model, weights.tensors)
     figures: dict[str, Any] = {"step": int(at.best[2]) if at.best else at.step, "steps": at.steps}

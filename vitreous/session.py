@@ -253,7 +253,7 @@ class Log:
                     "epoch": round(at.step / per_epoch, 4),
                     **{name: round(value, 6) for name, value in means.items()},
                     "lr": lr,
-                    "gradient_norm": round(norm.item(), 6),
+                    "gradient_norm": round(norm.item(), 6) if torch.isfinite(norm) else None,
                     "images_per_second": round(speed, 1),
                 }
             )

@@ -52,6 +52,9 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
         # On what, and how: as it was written down when the run started, or chosen now.
         dataset = open_data(data, data_root=options.data_root, seed=options.seed)
         plan = planning.agree_on_plan(folder, data, dataset, options, world)
+        if (ended := outcome.finished(folder, world)) is not None:
+            say(f"the run in {folder} has ended: give another --out for a new one")
+            return ended
         loader, judge = planning.loaders(dataset, plan, options, world)
         images, per_epoch = min(plan.batch_size, len(loader.split)), loader.steps_per_epoch
 
@@ -257,6 +260,8 @@ class Accumulate:
                 "out of memory with a single image: a smaller --model or --image-size, or --checkpointing"
             )
         self.objective.zero_grad(set_to_none=True)
+        if hasattr(self.objective, "reset_iter_state"):  # FSDP2 since torch 2.15: forget the step that failed
+            self.objective.reset_iter_state()  # pyright: ignore[reportCallIssue]
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
         self.micro = -(-self.micro // 2)
