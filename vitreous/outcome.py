@@ -95,12 +95,17 @@ def conclude(
     split = next((name for name in ("test", "val") if name in dataset.splits), None)
     if split is not None and isinstance(objective, Supervised):
         loader = planning.judging(dataset, split, plan, world, 0)
+        seen = validation.Details(loader.split)
         found = validation.validate(
-            objective.model, loader, objective.losses, world, precision=plan.precision, micro_batch=micro
+            objective.model,
+            loader,
+            objective.losses,
+            world,
+            precision=plan.precision,
+            micro_batch=micro,
+            details=seen,
         )
-        details = validation.examine(
-            objective.model, loader, objective.losses, world, precision=plan.precision, micro_batch=micro
-        )
+        details = seen.gather(world)
         figures[split] = found
         log.evaluation(at, split, found or {})
     if "val" in weights.about["results"]:
