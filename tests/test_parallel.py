@@ -69,7 +69,8 @@ def _write_traces(folder: Path) -> None:
             "fsdp": trace(world, shard=True),
             "fsdp, 2 micro-batches": trace(world, shard=True, micro=2),
         }
-        found["fsdp muon"] = trace(world, shard=True, optimizer="muon")
+        for optimizer in ("adam", "sgd", "muon"):
+            found[f"fsdp {optimizer}"] = trace(world, shard=True, optimizer=optimizer)
         if world.leads:
             (folder / "traces.json").write_text(json.dumps(found))
         _check_talk(world)
@@ -106,11 +107,12 @@ def _check_shards(world: parallel.World) -> None:
 def test_two_ranks_train_as_one(tmp_path: Path) -> None:
     ranks.run(2, _write_traces, tmp_path)
     traces = json.loads((tmp_path / "traces.json").read_text())
-    assert len(traces) == 5
-    expected = {optimizer: trace(ALONE, shard=False, optimizer=optimizer) for optimizer in ("adamw", "muon")}
+    assert len(traces) == 7
+    names = ("adamw", "adam", "sgd", "muon")
+    expected = {optimizer: trace(ALONE, shard=False, optimizer=optimizer) for optimizer in names}
     assert expected["adamw"][0][0] != expected["adamw"][0][-1]
     for name, found in traces.items():
-        reference = expected["muon" if "muon" in name else "adamw"]
+        reference = expected[name.split()[1] if name.startswith("fsdp ") else "adamw"]
         # Muon orthogonalises in bf16, whose last digit depends on the order of sums.
         tolerance = 2e-2 if "muon" in name else 1e-5
         for ours, theirs in zip(found, reference, strict=True):

@@ -13,7 +13,10 @@ Record = Mapping[str, Any]
 
 
 class Journal:
-    """Appends records, each with its `step`; a run that goes on forgets what came after its checkpoint."""
+    """Appends records, each with its `step`; a run that goes on forgets what came after its checkpoint.
+
+    That is also the final `test`: a run that goes on has not come to it.
+    """
 
     def __init__(
         self,
@@ -26,7 +29,9 @@ class Journal:
         about: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = folder / "metrics.jsonl"
-        kept = [record for record in read(self.path) if record.get("step", 0) <= step]
+        kept = [
+            record for record in read(self.path) if record["step"] <= step and record.get("split") != "test"
+        ]
         files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self.path.open("a", buffering=1)  # line by line: another program may be reading
         self._sinks: list[Any] = []

@@ -92,7 +92,10 @@ def build(
     elif name == "adam":
         optimizers = [torch.optim.Adam(groups, lr, betas=betas, decoupled_weight_decay=True, fused=fused)]
     elif name == "sgd":
-        optimizers = [torch.optim.SGD(groups, lr, momentum=momentum, fused=fused)]
+        whole = not any(isinstance(p, DTensor) for group in groups for _, p in group["params"])
+        optimizers = [
+            torch.optim.SGD(groups, lr, momentum=momentum, fused=fused and whole)
+        ]  # no fused shards
     elif name == "muon":
         hidden, rest = _split(
             groups, lambda name, p: p.ndim == 2 and ".blocks." in f".{name}" and decays(name, p)

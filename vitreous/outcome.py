@@ -33,6 +33,13 @@ class Result:
     """Whether this process is the one that prints and writes."""
 
 
+def finished(folder: Path, world: parallel.World) -> Result | None:
+    """Return what came of the run in this folder, if it has ended."""
+    path = folder / "results.json"
+    known = parallel.from_leader(resume.read_json(path) if world.leads and path.exists() else None, world)
+    return None if known is None else Result(folder, known, world.leads)
+
+
 def seal(
     path: Path,
     state: State,
@@ -81,10 +88,6 @@ def conclude(
     seal(folder / "last.safetensors", state, plan, dataset, at, world, {})
     if at.best is None:
         seal(best, state, plan, dataset, at, world, {})
-    if (
-        known := parallel.from_leader(resume.read_json(results) if results.exists() else None, world)
-    ) is not None:
-        return Result(folder, known, world.leads)  # the run had ended before
     weights = checkpoint.read(best)
     parallel.load_whole(objective.model, weights.tensors)
     figures: dict[str, Any] = {"step": int(at.best[2]) if at.best else at.step, "steps": at.steps}
@@ -92,12 +95,17 @@ def conclude(
     split = next((name for name in ("test", "val") if name in dataset.splits), None)
     if split is not None and isinstance(objective, Supervised):
         loader = planning.judging(dataset, split, plan, world, 0)
+        seen = validation.Details(loader.split)
         found = validation.validate(
-            objective.model, loader, objective.losses, world, precision=plan.precision, micro_batch=micro
+            objective.model,
+            loader,
+            objective.losses,
+            world,
+            precision=plan.precision,
+            micro_batch=micro,
+            details=seen,
         )
-        details = validation.examine(
-            objective.model, loader, objective.losses, world, precision=plan.precision, micro_batch=micro
-        )
+        details = seen.gather(world)
         figures[split] = found
         log.evaluation(at, split, found or {})
     if "val" in weights.about["results"]:

@@ -3,6 +3,7 @@
 A module is prepared in place and keeps its parameter names, so that checkpoints don't depend on any of this.
 """
 
+import atexit
 import hashlib
 import os
 import re
@@ -52,7 +53,8 @@ class World:
 def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) -> Iterator[World]:
     """Enter the process group that torchrun's environment describes, or run alone without one.
 
-    gloo carries CPU tensors, nccl those of GPUs; `timeout` is how long a rank waits for a lost one.
+    gloo carries CPU tensors, nccl those of GPUs; `timeout` is how long a rank waits for a lost one. The group
+    stays until the process ends: a second one at the same address would meet the leavings of the first.
     """
     # cuDNN's attention returned NaN gradients of finite inputs (bf16, torch 2.11, H200): flash does not.
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -60,18 +62,19 @@ def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) ->
         yield World(device=choose_device(device))
         return
     chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    owned = not dist.is_initialized()
-    if owned:
+    if not dist.is_initialized():
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)
             dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=chosen)
         else:
             dist.init_process_group("gloo", timeout=timeout)
-    try:
-        yield World(device=chosen, rank=dist.get_rank(), size=dist.get_world_size())
-    finally:
-        if owned:
-            dist.destroy_process_group()
+        atexit.register(_part)
+    yield World(device=chosen, rank=dist.get_rank(), size=dist.get_world_size())
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def choose_device(device: str = "auto", local_rank: int = 0) -> torch.device:

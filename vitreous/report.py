@@ -6,6 +6,7 @@ Every name that comes from files (classes, paths) is escaped; the page has no sc
 import base64
 import html
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def _curves(records: list[dict[str, Any]]) -> str:
             axes.legend()
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
-    image = drawn.getvalue()[drawn.getvalue().index("<svg") :]
+    image = re.sub(r"(?s)^.*?(?=<svg)|<metadata>.*?</metadata>", "", drawn.getvalue())
     caption = (
         "Training is measured on varied images and without averaged weights, so it may lie below validation."
     )

@@ -115,6 +115,9 @@ class Checkpoints:
     def close(self) -> None:
         """Let the background thread end; what is under way is finished."""
         self._thread.shutdown(wait=True)
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
 
     def newest(self) -> Saved | None:
         """Return the newest intact checkpoint; damaged ones that are newer are named and passed over."""

@@ -99,7 +99,9 @@ class Clock:
 
     def __init__(self, started: float, before: float, budget: float | None) -> None:
         self.started, self.before, self.budget = started, before, budget
-        self.training = self.judging = 0.0  # seconds of this start
+        self.training = self.judging = 0.0  # seconds of this start; of the longest evaluation
+        self.reserve = 0.0
+        """Seconds to keep for what follows the last step."""
         self.steps = 0
         self._mark = self._saved = time.monotonic()
 
@@ -111,7 +113,7 @@ class Clock:
     @property
     def late(self) -> bool:
         """Whether the time budget is used up."""
-        return self.budget is not None and self.seconds > MARGIN * self.budget - self._judgement()
+        return self.budget is not None and self.seconds > MARGIN * self.budget - self.reserve
 
     @property
     def pace(self) -> float:
@@ -142,19 +144,19 @@ class Clock:
         """Note that a checkpoint was just taken."""
         self._saved = time.monotonic()
 
-    def _judgement(self) -> float:
-        """Seconds to keep for the last evaluation and for the one on the test images."""
-        return 2.0 * self.judging
+    def fit(self, step: int, steps: int, evaluations: Callable[[int], int]) -> int:
+        """Return how many steps there should be, at the pace so far, to end when the budget does.
 
-    def fit(self, step: int, steps: int, evaluations: int) -> int:
-        """Return how many steps there should be, at the pace so far, to end when the budget does."""
+        `evaluations` tells how many are to come if there are so many steps: the two depend on each other.
+        """
         assert self.budget is not None
-        left = MARGIN * self.budget - self.seconds - self._judgement() - evaluations * self.judging
-        possible = step + int(left / max(1e-9, self.pace))
-        if possible < steps:
-            return max(step + 1, possible)
+        left = MARGIN * self.budget - self.seconds - self.reserve
+        possible = step + 1
+        for _ in range(4):
+            spare = left - evaluations(possible) * self.judging
+            possible = step + max(1, int(spare / max(1e-9, self.pace)))
         # Longer only early on, where the learning rate hardly depends on the end.
-        return possible if step < 0.2 * steps else steps
+        return possible if possible < steps or step <= 0.2 * steps else steps
 
 
 class Stop:
@@ -253,7 +255,7 @@ class Log:
                     "epoch": round(at.step / per_epoch, 4),
                     **{name: round(value, 6) for name, value in means.items()},
                     "lr": lr,
-                    "gradient_norm": round(norm.item(), 6),
+                    "gradient_norm": round(norm.item(), 6) if torch.isfinite(norm) else None,
                     "images_per_second": round(speed, 1),
                 }
             )

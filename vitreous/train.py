@@ -52,6 +52,9 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
         # On what, and how: as it was written down when the run started, or chosen now.
         dataset = open_data(data, data_root=options.data_root, seed=options.seed)
         plan = planning.agree_on_plan(folder, data, dataset, options, world)
+        if (ended := outcome.finished(folder, world)) is not None:
+            say(f"the run in {folder} has ended: give another --out for a new one")
+            return ended
         loader, judge = planning.loaders(dataset, plan, options, world)
         images, per_epoch = min(plan.batch_size, len(loader.split)), loader.steps_per_epoch
 
@@ -83,7 +86,9 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
         accumulate = Accumulate(module, objective, images, plan, world, micro, say)
         if saved is None:
             if plan.time_budget is not None:
-                at.steps = parallel.from_leader(_fit_budget(accumulate, state, loader, clock), world)
+                at.steps = parallel.from_leader(
+                    _fit_budget(accumulate, state, loader, judge, dataset, clock), world
+                )
                 fits = f"{at.steps / per_epoch:.1f} epochs"
                 say(f"epochs: {fits} ({fits} fit into {console.duration(plan.time_budget)})")
             checkpoints.save(0, state.tensors(), at.to_json())  # a rollback always has one to go back to
@@ -135,7 +140,7 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
                 if late:
                     at.steps = at.step  # the time is up: evaluate what there is, and end
                 elif plan.time_budget is not None and at.step % max(1, at.steps // 50) == 0:
-                    at.steps = parallel.from_leader(clock.fit(at.step, at.steps, _left(at, per_epoch)), world)
+                    at.steps = parallel.from_leader(_fit_steps(at, per_epoch, clock), world)
 
                 # Now and then: a record, an evaluation, a checkpoint.
                 if log.due(at, per_epoch):
@@ -175,7 +180,14 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
 # -- the loop's verbs ----------------------------------------------------------------------------------------
 
 
-def _fit_budget(accumulate: "Accumulate", state: State, loader: Loader, clock: Clock) -> int:
+def _fit_budget(
+    accumulate: "Accumulate",
+    state: State,
+    loader: Loader,
+    judge: Loader | None,
+    dataset: Dataset,
+    clock: Clock,
+) -> int:
     """Time a few steps that move nothing, and return how many fit into the budget."""
     assert clock.budget is not None
     until = clock.seconds + 0.03 * clock.budget
@@ -186,9 +198,14 @@ def _fit_budget(accumulate: "Accumulate", state: State, loader: Loader, clock: C
         clock.step() if number else clock.begin()  # the first is slow for reasons of its own
         if number >= 2 and clock.seconds > until:
             break
-    steps = clock.fit(0, 1, 0)
+    if judge is not None:
+        # An image that is only evaluated costs about a third of one that is trained on, and reading it.
+        each = 0.5 * clock.pace / accumulate.images
+        clock.judging = each * len(judge.split)
+        clock.reserve = clock.judging + each * len(dataset.splits.get("test", ())) + 0.5
+    steps = _fit_steps(Progress(), loader.steps_per_epoch, clock)
     clock.training, clock.steps = 0.0, 0
-    return max(1, steps)
+    return steps
 
 
 class Accumulate:
@@ -257,6 +274,8 @@ class Accumulate:
                 "out of memory with a single image: a smaller --model or --image-size, or --checkpointing"
             )
         self.objective.zero_grad(set_to_none=True)
+        if hasattr(self.objective, "reset_iter_state"):  # FSDP2 since torch 2.15: forget the step that failed
+            self.objective.reset_iter_state()  # pyright: ignore[reportCallIssue]
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
         self.micro = -(-self.micro // 2)
@@ -286,17 +305,23 @@ def _learning_rate(at: Progress, plan: Plan, options: TrainConfig) -> float:
     )
 
 
+def _evaluation_every(steps: int, per_epoch: int) -> int:
+    """Return the steps between evaluations: whole epochs, some 25 times a run."""
+    return max(1, -(-steps // per_epoch) // EVALUATIONS) * per_epoch
+
+
 def _evaluation_due(at: Progress, per_epoch: int) -> bool:
-    epochs = -(-at.steps // per_epoch)
-    every = max(1, epochs // EVALUATIONS) * per_epoch
-    return at.step == at.steps or at.step % every == 0
+    return at.step == at.steps or at.step % _evaluation_every(at.steps, per_epoch) == 0
 
 
-def _left(at: Progress, per_epoch: int) -> int:
-    """Return how many evaluations are still to come before the last."""
-    epochs = -(-at.steps // per_epoch)
-    every = max(1, epochs // EVALUATIONS) * per_epoch
-    return max(0, (at.steps - 1) // every - at.step // every)
+def _fit_steps(at: Progress, per_epoch: int, clock: Clock) -> int:
+    """Return how many steps there should be to end with the time budget."""
+
+    def evaluations(steps: int) -> int:  # still to come, before the last
+        every = _evaluation_every(steps, per_epoch)
+        return max(0, (steps - 1) // every - at.step // every)
+
+    return clock.fit(at.step, at.steps, evaluations)
 
 
 def _judge(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous import parallel
-from vitreous.data import Loader
+from vitreous.data import Batch, Loader, Split
 
 WORST = 24
 """How many of the worst mistakes are kept."""
@@ -29,22 +29,67 @@ def validate(
     precision: parallel.Chosen = "float32",
     micro_batch: int | None = None,
     stop: Callable[[], bool] = lambda: False,
+    details: "Details | None" = None,
 ) -> dict[str, float] | None:
-    """Return loss, accuracy, top5 and count of the loader's split; None if `stop` said so on any rank."""
+    """Return loss, accuracy, top5 and count of the loader's split; None if `stop` said so on any rank.
+
+    With `details` the confusion matrix and the worst mistakes are collected on the way.
+    """
     model.eval()
     sums = {"loss": 0.0, "accuracy": 0.0, "top5": 0.0, "count": 0.0}
     for batch in loader.epoch(0):
         logits = _forward(model, batch.images, batch.mask, world, precision, micro_batch)
-        sums["loss"] += losses(logits, batch.targets).double().sum().item()
-        ranked = rank_of_label(logits, batch.targets)
+        each, ranked = losses(logits, batch.targets), rank_of_label(logits, batch.targets)
+        sums["loss"] += each.double().sum().item()
         sums["accuracy"] += (ranked == 0).sum().item()
         sums["top5"] += (ranked < 5).sum().item()
         sums["count"] += len(batch)
+        if details is not None:
+            details.add(batch, logits, each, ranked)
         if any(parallel.any_rank([stop()], world)):
             return None
     totals = parallel.total(sums, world)
     count = totals.pop("count")
     return {**{name: value / max(1.0, count) for name, value in totals.items()}, "count": count}
+
+
+class Details:
+    """Which classes are taken for which, and the images that were most wrong; for the report."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self.confusion = torch.zeros(split.classes, split.classes, dtype=torch.int64)  # rows: truth
+        self.worst: list[dict[str, Any]] = []
+
+    def add(self, batch: Batch, logits: Tensor, losses: Tensor, ranked: Tensor) -> None:
+        """Take in one batch."""
+        targets, guess, loss = batch.targets.cpu(), logits.argmax(dim=1).cpu(), losses.cpu()
+        truth = targets if targets.ndim == 1 else targets.argmax(dim=1)
+        if targets.ndim == 1:
+            pairs = torch.bincount(truth * self.split.classes + guess, minlength=self.confusion.numel())
+            self.confusion += pairs.view_as(self.confusion)
+        shares = logits.softmax(dim=1).cpu()
+        wrong = (ranked.cpu() > 0).nonzero()[:, 0]
+        for i in wrong[loss[wrong].argsort(descending=True)][:WORST].tolist():
+            index = int(batch.indices[i])
+            figures = {"probability": round(shares[i, guess[i]].item(), 4), "loss": round(loss[i].item(), 4)}
+            row = {
+                "index": index,
+                "file": self.split.name(index),
+                "truth": int(truth[i]),
+                "guess": int(guess[i]),
+            }
+            self.worst.append({**row, **figures})
+        self.worst = sorted(self.worst, key=lambda row: -row["loss"])[:WORST]
+
+    def gather(self, world: parallel.World) -> dict[str, Any]:
+        """Return what all ranks have seen, as plain values."""
+        worst = [row for rows in parallel.gather(self.worst, world) for row in rows]
+        confusion = torch.stack(parallel.gather(self.confusion, world)).sum(dim=0)
+        return {
+            "confusion": confusion.tolist(),
+            "worst": sorted(worst, key=lambda row: (-row["loss"], row["index"]))[:WORST],
+        }
 
 
 @torch.no_grad()
@@ -107,47 +152,3 @@ def rank_of_label(logits: Tensor, targets: Tensor) -> Tensor:  # (B, K), (B,) or
     best, place = logits.masked_fill(~right, float("-inf")).max(dim=1, keepdim=True)
     above = (logits > best) | ((logits == best) & (classes < place))
     return torch.where(right.any(dim=1), above.sum(dim=1), logits.shape[1])
-
-
-@torch.no_grad()
-def examine(
-    model: nn.Module,
-    loader: Loader,
-    losses: Losses,
-    world: parallel.World,
-    *,
-    precision: parallel.Chosen = "float32",
-    micro_batch: int | None = None,
-) -> dict[str, Any]:
-    """Return, for the report, the confusion matrix (rows: truth) and the worst mistakes of the split."""
-    model.eval()
-    classes = loader.split.classes
-    confusion = torch.zeros(classes, classes, dtype=torch.int64)
-    worst: list[dict[str, Any]] = []
-    for batch in loader.epoch(0):
-        logits = _forward(model, batch.images, batch.mask, world, precision, micro_batch)
-        loss, guess = losses(logits, batch.targets).cpu(), logits.argmax(dim=1).cpu()
-        shares = logits.softmax(dim=1).cpu()
-        targets = batch.targets.cpu()
-        truth = targets if targets.ndim == 1 else targets.argmax(dim=1)
-        if targets.ndim == 1:
-            confusion += torch.bincount(truth * classes + guess, minlength=classes**2).view(classes, classes)
-        wrong = rank_of_label(logits, batch.targets).cpu() > 0
-        for i in wrong.nonzero()[:, 0].tolist():
-            worst.append(
-                {
-                    "index": int(batch.indices[i]),
-                    "file": loader.split.name(int(batch.indices[i])),
-                    "truth": int(truth[i]),
-                    "guess": int(guess[i]),
-                    "probability": round(shares[i, guess[i]].item(), 4),
-                    "loss": round(loss[i].item(), 4),
-                }
-            )
-        worst = sorted(worst, key=lambda row: -row["loss"])[:WORST]
-    gathered = [row for rows in parallel.gather(worst, world) for row in rows]
-    matrices = parallel.gather(confusion, world)
-    return {
-        "confusion": torch.stack(matrices).sum(dim=0).tolist(),
-        "worst": sorted(gathered, key=lambda row: -row["loss"])[:WORST],
-    }
