@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitreous import __version__, console
-from vitreous.config import EvaluateConfig, ProbeConfig, TrainConfig
+from vitreous.config import EvaluateConfig, FinetuneConfig, ProbeConfig, TrainConfig
 from vitreous.errors import VitreousError
 
 Json = Annotated[bool, tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.")]
@@ -100,6 +100,27 @@ def train(
         console.note(f"report: {report.write(result.folder)}")
 
 
+def finetune(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    *,
+    options: FinetuneConfig = FinetuneConfig(),  # noqa: B008
+) -> None:
+    """Fit a trained model to another task: all of it, its head, its last blocks or low-rank updates.
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
+    """
+    from vitreous import outcome, report
+    from vitreous.finetune import finetune
+
+    result = finetune(checkpoint, data, options)
+    if result.leads:
+        outcome.show(result)
+        console.note(f"report: {report.write(result.folder)}")
+
+
 def evaluate(
     checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
@@ -174,6 +195,7 @@ def check(
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
     "train": train,
+    "finetune": finetune,
     "evaluate": evaluate,
     "probe": probe,
     "convert": convert,
