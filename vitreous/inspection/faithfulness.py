@@ -34,21 +34,44 @@ def deletion_insertion(
     The figure is the probability of the class; without classes, the cosine similarity of the pooled features
     with those of the whole image.
     """
+    order = relevance.flatten(1).argsort(dim=1, descending=True, stable=True)
+    about = "probability of the class" if classes is not None else "similarity to the whole image's features"
+    return Curves(
+        _gone(unwrap(model), steps) / unwrap(model).config.patches,
+        _removal(model, images, order, classes, steps),
+        _removal(model, images, order.flip(1), classes, steps),
+        about,
+    )
+
+
+@torch.no_grad()
+def random_removal(
+    model: nn.Module, images: Tensor, classes: Tensor | None = None, steps: int = STEPS, seed: int = 0
+) -> Tensor:
+    """Return the curve (B, S) of patches that leave in a random order: what any map has to beat."""
+    height, width = unwrap(model).config.grid
+    draws = torch.rand(len(images), height * width, generator=torch.Generator().manual_seed(seed))
+    return _removal(model, images, draws.argsort(dim=1).to(images.device), classes, steps)
+
+
+def _gone(vit: VisionTransformer, steps: int) -> Tensor:
+    return torch.linspace(0, vit.config.patches - 1, steps).round().long()
+
+
+def _removal(
+    model: nn.Module, images: Tensor, order: Tensor, classes: Tensor | None, steps: int
+) -> Tensor:  # (B, S)
+    """Return what the model says of each image as its patches leave in `order` (B, places)."""
     vit = unwrap(model)
     with evaluating(vit):
         start = vit.embed(images)
-        patches = vit.config.patches
-        gone = torch.linspace(0, patches - 1, steps).round().long()
-        order = relevance.flatten(1).argsort(dim=1, descending=True, stable=True)
         if vit.config.time_steps > 1:  # a map is shared by the frames of a clip
             order = _through_time(order, vit.config.time_steps)
         reference = _answer(vit, start, None)
-        deletion = [_kept(vit, start, order[:, count:], classes, reference) for count in gone.tolist()]
-        insertion = [
-            _kept(vit, start, order[:, : patches - count], classes, reference) for count in gone.tolist()
+        curve = [
+            _kept(vit, start, order[:, count:], classes, reference) for count in _gone(vit, steps).tolist()
         ]
-    about = "probability of the class" if classes is not None else "similarity to the whole image's features"
-    return Curves(gone / patches, torch.stack(deletion, dim=1), torch.stack(insertion, dim=1), about)
+    return torch.stack(curve, dim=1)
 
 
 def _through_time(order: Tensor, frames: int) -> Tensor:

@@ -1,0 +1,63 @@
+"""From the rows of `metrics.jsonl` to curves: one picture a figure, training beside validation."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitreous import plot
+from vitreous.report.document import Picture
+
+Points = list[tuple[float, float]]
+# figure: title, names that a row may have for it, how to read it
+CURVES: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "loss": (
+        "Loss",
+        ("loss",),
+        "Lower is better; validation that rises while training falls is overfitting.",
+    ),
+    "accuracy": (
+        "Accuracy",
+        ("accuracy",),
+        "Share of images that were recognised; training images are augmented.",
+    ),
+    "lr": ("Learning rate", ("lr", "learning_rate"), "The step size of the optimizer: warm-up, then decay."),
+    "images_per_second": (
+        "Speed",
+        ("images_per_second",),
+        "Training images a second; dips are validation, checkpoints or a busy machine.",
+    ),
+    "gradient_norm": (
+        "Gradient norm",
+        ("gradient_norm", "grad_norm"),
+        "Before clipping; spikes are instability.",
+    ),
+}
+SPLITS = ("train", "val", "test")
+
+
+def curves(rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """Return a picture for each figure that has at least two points."""
+    drawn = []
+    for figure, (title, names, how) in CURVES.items():
+        series = {split: points for split in SPLITS if len(points := _points(rows, split, names)) > 1}
+        if figure not in ("loss", "accuracy"):
+            series = {title.lower(): points for points in list(series.values())[:1]}
+        if series:
+            chart = plot.history(series, title.lower(), percent=figure == "accuracy")
+            drawn.append(Picture(title=title, svg=plot.svg(chart, f"curve-{figure}"), how=how))
+    return drawn
+
+
+def _points(rows: Sequence[Mapping[str, Any]], split: str, names: tuple[str, ...]) -> Points:
+    """Return (step, value) of a split, whether a row names its split or its figures do (`val_loss`)."""
+    points: Points = []
+    for number, row in enumerate(rows):
+        named = [f"{split}_{name}" for name in names]
+        if row.get("split", "train") == split:
+            named += names
+        for name in named:
+            value = row.get(name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                points.append((float(row.get("step", number)), float(value)))
+                break
+    return points
