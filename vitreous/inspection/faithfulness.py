@@ -36,12 +36,9 @@ def deletion_insertion(
     """
     order = relevance.flatten(1).argsort(dim=1, descending=True, stable=True)
     about = "probability of the class" if classes is not None else "similarity to the whole image's features"
-    return Curves(
-        _gone(unwrap(model), steps) / unwrap(model).config.patches,
-        _removal(model, images, order, classes, steps),
-        _removal(model, images, order.flip(1), classes, steps),
-        about,
-    )
+    deletion, insertion = _removals(model, images, [order, order.flip(1)], classes, steps)
+    patches = unwrap(model).config.patches
+    return Curves(_gone(patches, steps) / patches, deletion, insertion, about)
 
 
 @torch.no_grad()
@@ -51,27 +48,30 @@ def random_removal(
     """Return the curve (B, S) of patches that leave in a random order: what any map has to beat."""
     height, width = unwrap(model).config.grid
     draws = torch.rand(len(images), height * width, generator=torch.Generator().manual_seed(seed))
-    return _removal(model, images, draws.argsort(dim=1).to(images.device), classes, steps)
+    return _removals(model, images, [draws.argsort(dim=1).to(images.device)], classes, steps)[0]
 
 
-def _gone(vit: VisionTransformer, steps: int) -> Tensor:
-    return torch.linspace(0, vit.config.patches - 1, steps).round().long()
+def _gone(patches: int, steps: int) -> Tensor:
+    return torch.linspace(0, patches - 1, steps).round().long()
 
 
-def _removal(
-    model: nn.Module, images: Tensor, order: Tensor, classes: Tensor | None, steps: int
-) -> Tensor:  # (B, S)
-    """Return what the model says of each image as its patches leave in `order` (B, places)."""
+def _removals(
+    model: nn.Module, images: Tensor, orders: list[Tensor], classes: Tensor | None, steps: int
+) -> list[Tensor]:
+    """Return, for each order (B, places), what the model says as the patches leave: (B, S)."""
     vit = unwrap(model)
     with evaluating(vit):
         start = vit.embed(images)
-        if vit.config.time_steps > 1:  # a map is shared by the frames of a clip
-            order = _through_time(order, vit.config.time_steps)
-        reference = _answer(vit, start, None)
-        curve = [
-            _kept(vit, start, order[:, count:], classes, reference) for count in _gone(vit, steps).tolist()
-        ]
-    return torch.stack(curve, dim=1)
+        whole = _answer(vit, start, None)
+        curves = []
+        for order in orders:
+            if vit.config.time_steps > 1:  # a map is shared by the frames of a clip
+                order = _through_time(order, vit.config.time_steps)
+            answers = [whole]
+            for count in _gone(vit.config.patches, steps)[1:].tolist():
+                answers.append(_answer(vit, start, order[:, count:]))
+            curves.append(torch.stack([_figure(each, whole, classes) for each in answers], dim=1))
+    return curves
 
 
 def _through_time(order: Tensor, frames: int) -> Tensor:
@@ -79,12 +79,9 @@ def _through_time(order: Tensor, frames: int) -> Tensor:
     return (order[:, :, None] + torch.arange(frames, device=order.device) * size).flatten(1)
 
 
-def _kept(
-    vit: VisionTransformer, start: Tensor, keep: Tensor, classes: Tensor | None, reference: Tensor
-) -> Tensor:
-    answer = _answer(vit, start, keep)
+def _figure(answer: Tensor, whole: Tensor, classes: Tensor | None) -> Tensor:
     if classes is None:
-        return F.cosine_similarity(answer, reference, dim=1)
+        return F.cosine_similarity(answer, whole, dim=1)
     return answer.softmax(-1).gather(1, classes.to(answer.device)[:, None])[:, 0]
 
 

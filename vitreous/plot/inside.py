@@ -16,6 +16,8 @@ from PIL import Image
 
 from vitreous.plot.style import BLUE, GRAY, HEAT, MARKERS, ORANGE, SERIES, canvas, label, themed, tidy
 
+OVERLAY = "inferno"
+"""Black where a map is low, so that the picture shows through; lightness alone tells high from low."""
 TILES = 16
 """Positions along each side whose maps are drawn; a finer grid is drawn in part, evenly."""
 
@@ -38,8 +40,9 @@ def filters(tiles: np.ndarray, about: str) -> Figure:
     figure = canvas(4.8, 4.8 * rows / columns + 0.35)
     figure.suptitle(f"Principal components: {about}", fontsize=10)
     for i, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        axes.axis("off")
+        _bare(axes)
         if i < len(tiles):
+            axes.spines[:].set(visible=True, alpha=0.3)  # a white tile ends on white paper too
             axes.imshow(tiles[i].squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)  # type: ignore[union-attr]
     return figure
@@ -54,20 +57,14 @@ def shown(count: int) -> np.ndarray:
 def positions(values: np.ndarray, about: str) -> Figure:
     """Draw similarities (h, w, h, w) as a grid of maps, as figure 7 (centre) of the paper."""
     rows, columns = shown(values.shape[0]), shown(values.shape[1])
-    height, width = values.shape[2:]
-    gap = max(1, round(max(height, width) / 10))
-    sheet = np.full((len(rows) * (height + gap) - gap, len(columns) * (width + gap) - gap), np.nan)
-    for i, row in enumerate(rows):
-        for j, column in enumerate(columns):
-            top, left = i * (height + gap), j * (width + gap)
-            sheet[top : top + height, left : left + width] = values[row, column]
+    sheet, across, down = _sheet(values[np.ix_(rows, columns)])
     wide = sheet.shape[1] / sheet.shape[0]
-    figure = canvas(5.2, min(9.0, max(1.6, 4.3 / wide)) + 0.7)
+    figure = canvas(5.2, min(9.0, max(1.6, 3.75 / wide)) + 0.7)
     axes = figure.subplots()
     low = min(0.0, float(np.nanmin(sheet)))
     drawn = axes.imshow(sheet, cmap=HEAT, vmin=low, vmax=1, interpolation="nearest")
-    axes.set_xticks([j * (width + gap) + (width - 1) / 2 for j in range(len(columns))], columns + 1)
-    axes.set_yticks([i * (height + gap) + (height - 1) / 2 for i in range(len(rows))], rows + 1)
+    axes.set_xticks(across, [str(column + 1) for column in columns])
+    axes.set_yticks(down, [str(row + 1) for row in rows])
     axes.tick_params(length=0, labelsize=7)
     axes.set(xlabel="column of the patch", ylabel="row of the patch")
     axes.spines[:].set_visible(False)
@@ -132,14 +129,18 @@ def gallery(rows: Sequence[Pictured]) -> Figure:
 
 
 def overlay(image: np.ndarray, relevance: np.ndarray) -> np.ndarray:
-    """Return the image, uint8 (H, W, 3), with the map (h, w) laid over it: gray and dark where it is low."""
-    low, high = float(relevance.min()), float(np.quantile(relevance, 0.995))
+    """Return the image, uint8 (H, W, 3), under the map (h, w): gray where it is low, bright where it is high.
+
+    The scale is the map's own, from its 10 % to its 99 % quantile: rollout keeps a little of everything.
+    """
+    low, high = np.quantile(relevance, (0.1, 0.99))
     scaled = np.clip((relevance - low) / max(high - low, 1e-12), 0, 1).astype(np.float32)
     size = (image.shape[1], image.shape[0])
-    smooth = np.asarray(Image.fromarray(scaled).resize(size, Image.Resampling.BICUBIC)).clip(0, 1)[..., None]
-    colours = np.asarray(matplotlib.colormaps[HEAT](smooth[..., 0]))[..., :3]
+    smooth = np.asarray(Image.fromarray(scaled).resize(size, Image.Resampling.BICUBIC)).clip(0, 1)
+    colours = matplotlib.colormaps[OVERLAY](smooth)[..., :3]
     gray = _rgb(image).mean(axis=2, keepdims=True) / 255
-    mixed = 0.45 * gray + 0.55 * colours * (0.35 + 0.65 * gray)
+    strength = 0.15 + 0.65 * smooth[..., None]
+    mixed = (1 - strength) * 0.75 * gray + strength * colours
     return (mixed * 255).round().astype(np.uint8)
 
 
@@ -152,24 +153,16 @@ def _rgb(image: np.ndarray) -> np.ndarray:
 @themed
 def attention_heads(maps: np.ndarray, start: str) -> Figure:
     """Draw what every head of every layer looks at, (L, H, h, w); each map has its own scale."""
-    layers, heads, height, width = maps.shape
-    gap = max(1, round(max(height, width) / 12))
+    layers, heads = maps.shape[:2]
     low, high = maps.min(axis=(2, 3), keepdims=True), maps.max(axis=(2, 3), keepdims=True)
     scaled = (maps - low) / np.maximum(high - low, 1e-12)
-    sheet = np.full((layers * (height + gap) - gap, heads * (width + gap) - gap), np.nan)
-    for layer, head in np.ndindex(layers, heads):
-        top, left = layer * (height + gap), head * (width + gap)
-        sheet[top : top + height, left : left + width] = scaled[layer, head]
+    sheet, across, down = _sheet(scaled)
     wide = sheet.shape[1] / sheet.shape[0]
     figure = canvas(5.6, min(11.0, max(1.4, 5.0 / wide)) + 0.7)
     axes = figure.subplots()
     axes.imshow(sheet, cmap=HEAT, vmin=0, vmax=1, interpolation="nearest")
-    axes.set_xticks(
-        [h * (width + gap) + (width - 1) / 2 for h in range(heads)], list(map(str, range(1, heads + 1)))
-    )
-    axes.set_yticks(
-        [n * (height + gap) + (height - 1) / 2 for n in range(layers)], list(map(str, range(1, layers + 1)))
-    )
+    axes.set_xticks(across, [str(head + 1) for head in range(heads)])
+    axes.set_yticks(down, [str(layer + 1) for layer in range(layers)])
     axes.tick_params(length=0, labelsize=7)
     axes.spines[:].set_visible(False)
     axes.set(xlabel="head", ylabel="layer")
@@ -195,7 +188,11 @@ def token_norms(norms: np.ndarray, prefix: Mapping[str, np.ndarray], similarity:
     above.plot(layers, norms.max(axis=1), ":", color=BLUE, marker="^", label="longest patch")
     for (name, values), colour in zip(prefix.items(), (ORANGE, *SERIES[2:]), strict=False):
         above.plot(layers, values, "--", color=colour, label=name)
-    above.set(ylabel="length of a token (L2)", yscale="log")
+    above.set(ylabel="length of a token (L2)")
+    if norms.max() > 20 * np.median(norms, axis=1).min():
+        above.set_yscale("log")
+    else:
+        above.set_ylim(bottom=0)
     tidy(below).plot(layers, similarity, color=BLUE, marker="o")
     below.set(xlabel="layer", ylabel="similarity of two patches\n(mean cosine)")
     below.set_ylim(min(0.0, float(similarity.min()) * 1.1), 1)
@@ -207,7 +204,7 @@ def token_norms(norms: np.ndarray, prefix: Mapping[str, np.ndarray], similarity:
 @themed
 def layer_similarity(values: np.ndarray, first: str = "", second: str = "") -> Figure:
     """Draw the CKA of layers with layers, of one model or of two."""
-    figure = canvas(5.0, min(7.0, max(2.6, 4.2 * values.shape[0] / values.shape[1])) + 0.5)
+    figure = canvas(5.0, min(7.0, max(2.2, 3.6 * values.shape[0] / values.shape[1])) + 0.5)
     axes = figure.subplots()
     drawn = axes.imshow(values, vmin=0, vmax=1, cmap=HEAT, origin="lower", interpolation="nearest")
     for axis, count in ((axes.xaxis, values.shape[1]), (axes.yaxis, values.shape[0])):
@@ -225,24 +222,42 @@ def layer_similarity(values: np.ndarray, first: str = "", second: str = "") -> F
 def deletion(
     removed: np.ndarray, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], random: np.ndarray, ylabel: str
 ) -> Figure:
-    """Draw what is left of the answer as patches go: the most relevant first (left), or last (right)."""
-    figure = canvas(6.4, 3.7)
-    panels = figure.subplots(1, 2, sharey=True)
+    """Draw what is left of the answer as patches go: the most relevant first (above), or last (below)."""
+    figure = canvas(5.2, 5.4)
+    panels = figure.subplots(2, 1, sharex=True, sharey=True)
     titles = (
-        "most relevant go first:\na good map falls early",
-        "least relevant go first:\na good map stays high",
+        "most relevant go first: a good map falls early",
+        "least relevant go first: a good map stays high",
     )
     for side, (axes, title) in enumerate(zip(panels, titles, strict=True)):
         tidy(axes).plot(100 * removed, random, ":", color=GRAY, label="random order")
         for (name, both), colour, marker in zip(curves.items(), SERIES, MARKERS, strict=False):
-            axes.plot(100 * removed, both[side], color=colour, marker=marker, label=name)
+            axes.plot(100 * removed, both[side], color=colour, marker=marker, label=name, clip_on=False)
         axes.set_title(title, fontsize=9)
-        axes.set(xlabel="patches removed (%)", xlim=(0, 100))
-    low = min(float(np.min(random)), *(float(np.min(both)) for both in curves.values()), 0.0)
-    panels[0].set(ylabel=ylabel, ylim=(low, 1.02))
+        axes.set(xlim=(0, 100))
+    everything = [random, *(curve for both in curves.values() for curve in both)]
+    low, high = min(map(np.min, everything)), max(map(np.max, everything))
+    panels[0].set(ylim=(min(0.0, float(low)), 1.05 * float(high)))
+    panels[1].set(xlabel="patches removed (%)")
+    figure.supylabel(ylabel, fontsize=10)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
     return figure
+
+
+def _sheet(tiles: np.ndarray) -> tuple[np.ndarray, list[float], list[float]]:
+    """Return tiles (rows, columns, h, w) on one sheet, and where the centres of its columns and rows are."""
+    rows, columns = tiles.shape[:2]
+    times = ceil(24 / max(tiles.shape[2:]))  # small tiles are drawn larger, so that gaps stay narrow
+    tiles = tiles.repeat(times, axis=2).repeat(times, axis=3)
+    height, width = tiles.shape[2:]
+    gap = max(1, round(max(height, width) / 12))
+    sheet = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap), np.nan)
+    for row, column in np.ndindex(rows, columns):
+        top, left = row * (height + gap), column * (width + gap)
+        sheet[top : top + height, left : left + width] = tiles[row, column]
+    across = [column * (width + gap) + (width - 1) / 2 for column in range(columns)]
+    return sheet, across, [row * (height + gap) + (height - 1) / 2 for row in range(rows)]
 
 
 def _bare(axes: Axes) -> Axes:

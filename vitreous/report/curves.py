@@ -8,26 +8,35 @@ from vitreous import plot
 from vitreous.report.document import Picture
 
 Points = list[tuple[float, float]]
-# figure: title, names that a row may have for it, how to read it
-CURVES: dict[str, tuple[str, tuple[str, ...], str]] = {
+# figure: title, unit, names that a row may have for it, how to read it
+CURVES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
     "loss": (
         "Loss",
+        "loss",
         ("loss",),
         "Lower is better; validation that rises while training falls is overfitting.",
     ),
     "accuracy": (
         "Accuracy",
+        "images recognised",
         ("accuracy",),
-        "Share of images that were recognised; training images are augmented.",
+        "Training is measured on augmented images, so it may lie below validation.",
     ),
-    "lr": ("Learning rate", ("lr", "learning_rate"), "The step size of the optimizer: warm-up, then decay."),
+    "lr": (
+        "Learning rate",
+        "learning rate",
+        ("lr", "learning_rate"),
+        "How far the optimizer steps: warm-up, then decay.",
+    ),
     "images_per_second": (
         "Speed",
+        "images a second",
         ("images_per_second",),
-        "Training images a second; dips are validation, checkpoints or a busy machine.",
+        "In training; dips are validation, checkpoints or a busy machine.",
     ),
     "gradient_norm": (
-        "Gradient norm",
+        "Gradient",
+        "L2 norm of the gradient",
         ("gradient_norm", "grad_norm"),
         "Before clipping; spikes are instability.",
     ),
@@ -38,12 +47,12 @@ SPLITS = ("train", "val", "test")
 def curves(rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
     """Return a picture for each figure that has at least two points."""
     drawn = []
-    for figure, (title, names, how) in CURVES.items():
+    for figure, (title, unit, names, how) in CURVES.items():
         series = {split: points for split in SPLITS if len(points := _points(rows, split, names)) > 1}
         if figure not in ("loss", "accuracy"):
             series = {title.lower(): points for points in list(series.values())[:1]}
         if series:
-            chart = plot.history(series, title.lower(), percent=figure == "accuracy")
+            chart = plot.history(series, unit, percent=figure == "accuracy")
             drawn.append(Picture(title=title, svg=plot.svg(chart, f"curve-{figure}"), how=how))
     return drawn
 

@@ -227,7 +227,7 @@ def batches(classifier: Classifier, picked: Sequence[Picked], own_aspect: bool) 
 
 
 def _fitting(transform: EvaluationTransform, image_size: tuple[int, int]) -> EvaluationTransform:
-    """Return the transform for another size: of the image's own aspect, so that next to nothing is cropped."""
+    """Return the transform for another size: the image's own aspect, so that next to nothing is cropped."""
     old = transform.preprocessing
     fitted = adapt.refit(replace(old, resize="cover", resize_size=None), image_size, old.channels)
     return EvaluationTransform(fitted, transform.patch_size)

@@ -141,7 +141,7 @@ def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
             "Are the maps right?",
             plot.deletion(found.judged.removed, found.judged.curves, found.judged.random, found.judged.about),
             f"What the model still says as patches leave, mean over {found.judged.images} images: a map that "
-            "falls no faster than random order (left) names patches that don't matter.",
+            "falls no faster than random order (above) names patches that don't matter.",
         )
 
 
@@ -168,8 +168,8 @@ def _of_images(found: Findings) -> Iterator[Drawing]:
             "tokens",
             "Tokens by layer",
             plot.token_norms(found.norms, found.prefix_norms, found.similarity),
-            "A longest patch far above the rest is an artefact token, which registers remove; similarity near "
-            "1 means that the patches have become one.",
+            "A longest patch far above the rest is an artefact token, which registers remove; similarity "
+            "near 1 means that the patches have become one.",
         )
 
 

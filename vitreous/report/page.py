@@ -66,7 +66,7 @@ def render(report: Report) -> str:
         "Model card": markdown.to_html(report.card) if report.card else "",
     }
     present = {title: body for title, body in sections.items() if body}
-    links = "".join(f'<a href="#{_anchor(title)}">{title}</a>' for title in present)
+    links = " ".join(f'<a href="#{_anchor(title)}">{title}</a>' for title in present)
     bodies = "".join(
         f'<section id="{_anchor(title)}"><h2>{_titled(title, report)}</h2>{body}</section>'
         for title, body in present.items()
@@ -130,14 +130,14 @@ def _confusion(report: Report) -> str:
     how = (
         "A row is what the images show, a column what the model answered; a perfect model fills the diagonal."
     )
-    picture = _pictures([Picture(title="Truth and answer", svg=drawn, how=how)])
+    picture = _picture(Picture(title="Truth and answer", svg=drawn, how=how))
     wrong = report.confusion.copy()
     np.fill_diagonal(wrong, 0)
     order = np.argsort(wrong, axis=None, kind="stable")[::-1][:10]
     pairs = [divmod(int(cell), len(wrong)) for cell in order if wrong.flat[cell]]
     rows = [[report.labels[i], report.labels[j], f"{int(wrong[i, j]):,}"] for i, j in pairs]
     table = _table(["truth", "taken for", "images"], rows, numbers={2}) if rows else "<p>No mistakes.</p>"
-    return f"{picture}<h3>Most frequent confusions</h3>{table}"
+    return f'<div class="charts">{picture}<div><h3>Most frequent confusions</h3>{table}</div></div>'
 
 
 def _reliability(report: Report) -> str:

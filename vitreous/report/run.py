@@ -20,6 +20,14 @@ FEW = 5_000
 """Images of a split that are judged again where the run has not written down what the report needs."""
 LOOKED_AT = 8
 """Images of the split whose attention is looked at."""
+NAMES = {
+    "top5": "top-5 accuracy",
+    "ece": "calibration error",
+    "count": "images",
+    "step": "best at step",
+    "seconds": "time",
+    "mfu": "MFU",
+}
 
 
 def write_run(folder: Path, data: Dataset | None = None) -> Path:
@@ -98,14 +106,20 @@ def _look(
 def _summary(results: dict[str, Any]) -> dict[str, str]:
     """Say the figures of `results.json` in words, those of splits first."""
     summary: dict[str, str] = {}
+    first = ("accuracy", "top5", "loss", "ece", "count")
     for split in ("test", "val"):
-        for name, value in (results.get(split) or {}).items():
-            if isinstance(value, int | float):
-                summary[f"{said(name)}, {split}"] = _figure(name, value)
+        figures = results.get(split) or {}
+        for name in [*first, *(name for name in figures if name not in first)]:
+            if isinstance(value := figures.get(name), int | float):
+                summary[f"{_called(name)}, {split}"] = _figure(name, value)
     for name, value in results.items():
         if isinstance(value, int | float | str) and not isinstance(value, bool):
-            summary[said(name.removesuffix("_bytes"))] = _figure(name, value)
+            summary[_called(name)] = _figure(name, value)
     return summary
+
+
+def _called(name: str) -> str:
+    return NAMES.get(name, said(name.removesuffix("_bytes")))
 
 
 def _figure(name: str, value: float | str) -> str:
