@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitreous import __version__, console
+from vitreous.config import EvaluateConfig, ProbeConfig, TrainConfig
 from vitreous.errors import VitreousError
 
 Json = Annotated[bool, tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.")]
@@ -129,7 +130,7 @@ def inspect(
         compare=compare,
         image_size=pair(image_size, "--image-size") if image_size else None,
         device=device,
-        command=shlex.join(["vitreous", *sys.argv[1:]]),
+        command=_command(),
     )
     if json:
         console.document(document)
@@ -148,9 +149,110 @@ def inspect(
         )
 
 
+def train(
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "digits",
+    *,
+    options: TrainConfig = TrainConfig(),  # noqa: B008
+) -> None:
+    """Train a classifier; options that are not given are chosen from the data, and said with their reasons.
+
+    Args:
+        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
+    """
+    from vitreous import outcome, report
+    from vitreous.train import train
+
+    result = train(data, options)
+    if result.leads:
+        outcome.show(result)
+        console.note(f"report: {report.write_run(result.folder)}")
+
+
+def evaluate(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    options: EvaluateConfig = EvaluateConfig(),  # noqa: B008
+    *,
+    json: Json = False,
+) -> None:
+    """Measure a checkpoint: accuracy, per class, confusion, calibration, worst mistakes.
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A folder, CSV, Parquet, shards, .npz, or a name such as digits.
+    """
+    from vitreous import evaluate
+
+    document = evaluate.evaluate(checkpoint, data, options)
+    if options.out is not None:
+        from vitreous import report
+        from vitreous.data import open_data
+
+        opened = open_data(data, data_root=options.data_root, seed=options.seed)
+        page = report.write_evaluation(Path(options.out), document, opened, _command())
+        console.note(f"report: {page}")
+    if json:
+        console.document(document)
+    else:
+        console.table(["figure", "value"], [list(row) for row in evaluate.summary(document)])
+
+
+def probe(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    options: ProbeConfig = ProbeConfig(),  # noqa: B008
+    *,
+    json: Json = False,
+) -> None:
+    """Measure how good frozen features are: nearest neighbours, few-shot least squares, logistic regression.
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A data set; or a suite of them: a .toml file, or vtab.
+    """
+    from vitreous import probe
+
+    if data == "vtab" or data.endswith(".toml"):
+        document = probe.suite(checkpoint, probe.VTAB if data == "vtab" else Path(data), options)
+        columns, rows = probe.suite_table(document)
+    else:
+        document = probe.probe(checkpoint, data, options)
+        columns = ["method", "chosen on val", "accuracy", "from", "to (95 %)", "seconds"]
+        rows = probe.summary(document)
+    if json:
+        console.document(document)
+    else:
+        console.table(columns, rows)
+
+
+def check(
+    data: tyro.conf.Positional[str],
+    *,
+    json: Json = False,
+    grid: str | None = None,
+    pack: str | None = None,
+    data_root: str | None = None,
+) -> None:
+    """Find unreadable files, duplicates, split leaks, thin classes and odd sizes; nothing is changed.
+
+    Args:
+        data: A folder, CSV, Parquet, tar shards, Hugging Face folder, .npz, or a name such as digits.
+        grid: Write a picture with some images of each class to this file.
+        pack: Write the readable images as WebDataset tar shards into this new folder.
+        data_root: Where named data sets are kept.
+    """
+    from vitreous.data.check import run
+
+    run(data, json=json, grid_file=grid, pack_folder=pack, data_root=data_root)
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
+    "train": train,
+    "evaluate": evaluate,
+    "probe": probe,
     "convert": convert,
+    "check": check,
     "inspect": inspect,
 }
 
@@ -186,6 +288,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error, debug, f"unexpected {kind}: {error} (this is a bug; run again with --debug to see where)"
         )
     return 0
+
+
+def _command() -> str:
+    return shlex.join(["vitreous", *sys.argv[1:]])
 
 
 def _stop(error: BaseException, debug: bool, message: str, status: int = 1) -> int:

@@ -5,8 +5,8 @@ report.write(folder / "report.html", report.from_run(folder))
 report.inspect("runs/flowers/best.safetensors", ["a.jpg"], Path("inspection"))
 """
 
-from vitreous.report.assess import assess
 from vitreous.report.document import ClassRow, Gallery, Mistake, Picture, Reliability, Report, environment
+from vitreous.report.evaluation import assess, from_evaluation, write_evaluation
 from vitreous.report.findings import Findings, InspectOptions, findings
 from vitreous.report.inspecting import inspect
 from vitreous.report.page import render, write
@@ -24,9 +24,11 @@ __all__ = [
     "assess",
     "environment",
     "findings",
+    "from_evaluation",
     "from_run",
     "inspect",
     "render",
     "write",
+    "write_evaluation",
     "write_run",
 ]
