@@ -18,7 +18,7 @@ Theme = Literal["light", "dark"]
 INK = {"light": "#1f2431", "dark": "#e5e8ef"}
 PAPER = {"light": "#ffffff", "dark": "#14171d"}
 # Okabe and Ito's, of a lightness that reads on white and on black; told apart by the colour-blind too.
-BLUE, ORANGE, GREEN, PURPLE, GRAY = "#2f86c1", "#e08a00", "#12a37f", "#c76aa4", "#868b94"
+BLUE, ORANGE, GREEN, PURPLE, GRAY = "#2b78bd", "#e69500", "#12b38a", "#c25a9c", "#868b94"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE)
 MARKERS = ("o", "s", "^", "D")
 HEAT = "viridis"
