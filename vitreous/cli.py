@@ -35,6 +35,50 @@ def models(pattern: tyro.conf.Positional[str] = "", *, json: Json = False) -> No
         )
 
 
+def predict(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH…")],
+    *,
+    json: Json = False,
+    csv: bool = False,
+    out: Path | None = None,
+    top: int = 5,
+    abstain: float | None = None,
+    strict: bool = False,
+    batch_size: int | None = None,
+    workers: int = 0,
+    device: str = "auto",
+) -> None:
+    """Label images: files, folders, patterns, standard input. A bad file is reported and the rest go on.
+
+    Args:
+        checkpoint: A model: file, folder or hf://owner/name.
+        paths: Image files, folders (searched whole), 'patterns/**/*.jpg', or - for standard input:
+            an image, or a list of files, one a line or ended by NUL.
+        csv: Write CSV to stdout.
+        out: Write CSV to this file; run again to go on where an earlier run stopped.
+        top: How many labels to give for each image.
+        abstain: Give no label below this probability; without it, the checkpoint's own threshold.
+        strict: Exit 1 if any file could not be read, not only if all could not.
+        batch_size: Images computed at once; without it, what suits the device.
+        workers: Threads that decode; 0: one a core.
+        device: cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.
+    """
+    from vitreous.errors import DataError
+    from vitreous.predict import load
+    from vitreous.predict.verb import predict_files
+
+    if json and csv or (json or csv) and out is not None:
+        raise DataError("--json, --csv and --out exclude each other: choose one")
+    classifier = load(checkpoint, device=device)
+    if abstain is not None:
+        classifier.about = {**classifier.about, "abstain": abstain}
+    form = "json" if json else "csv" if csv else "table"
+    predict_files(
+        classifier, paths, form=form, out=out, top=top, batch=batch_size, workers=workers, strict=strict
+    )
+
+
 def convert(
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")],
     destination: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DST")],
@@ -82,6 +126,7 @@ def convert(
 
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
+    "predict": predict,
     "convert": convert,
 }
 
