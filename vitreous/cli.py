@@ -79,6 +79,54 @@ def predict(
     )
 
 
+def serve(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    *,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    allow_host: tuple[str, ...] = (),
+    allow_origin: tuple[str, ...] = (),
+    token_file: Path | None = None,
+    deadline: float = 10.0,
+    queue: int = 256,
+    max_batch: int = 64,
+    max_body_mib: float = 16.0,
+    max_pixels: int = 25_000_000,
+    device: str = "auto",
+) -> None:
+    """Serve predictions and attention over HTTP, with a page to explore them.
+
+    Args:
+        checkpoint: A model: file, folder or hf://owner/name.
+        port: Where to listen; 0 takes any free port.
+        host: The address to listen on; 0.0.0.0 lets others in.
+        allow_host: Host names to answer to, besides localhost and the address.
+        allow_origin: Sites whose pages may use the server (CORS), as https://example.org.
+        token_file: A file with the bearer token that requests must carry (or the variable VITREOUS_TOKEN).
+        deadline: Seconds in which a request is answered or refused.
+        queue: Images inside at once; more are refused with 429.
+        max_batch: Images computed at once at most; the warm-up finds how many pay.
+        max_body_mib: The largest request, in MiB.
+        max_pixels: The largest image, in pixels.
+        device: cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.
+    """
+    from vitreous.predict import load
+    from vitreous.serve import start
+
+    settings = start.settings(
+        host=host,
+        allow_host=allow_host,
+        allow_origin=allow_origin,
+        token_file=token_file,
+        deadline=deadline,
+        queue=queue,
+        max_batch=max_batch,
+        max_body_mib=max_body_mib,
+        max_pixels=max_pixels,
+    )
+    start.serve(load(checkpoint, device=device), Path(checkpoint).name, host, port, settings)
+
+
 def convert(
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")],
     destination: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DST")],
@@ -127,6 +175,7 @@ def convert(
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
     "predict": predict,
+    "serve": serve,
     "convert": convert,
 }
 
