@@ -79,6 +79,42 @@ def predict(
     )
 
 
+def export(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    destination: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DST")],
+    *,
+    precision: Literal["fp32", "fp16", "int8"] = "fp32",
+    pixels: bool = False,
+    images: tuple[str, ...] = (),
+    tolerance: float | None = None,
+    json: Json = False,
+) -> None:
+    """Export to ONNX, torch.export or OpenVINO, and prove it: real images, from file to label, through both.
+
+    Args:
+        checkpoint: A model: file, folder or hf://owner/name.
+        destination: The file to write: .onnx, .pt2 (torch.export) or .xml (OpenVINO).
+        precision: fp16 for .onnx and .xml, int8 for .onnx.
+        pixels: Take uint8 pixels of the model's size; normalising them is then part of the file.
+        images: Files, folders or patterns to prove it with; without them, bundled images.
+        tolerance: Largest difference in probability (fp32: 1e-4, fp16: 1e-2); of int8, largest share of labels that
+            differ (0.02).
+    """
+    from vitreous.export import export
+    from vitreous.predict import load
+    from vitreous.predict.inputs import find
+
+    files = [Path(item.file) for item in find(images)]
+    result = export(
+        load(checkpoint), destination, precision=precision, pixels=pixels, images=files, tolerance=tolerance
+    )
+    row = {**vars(result), "path": str(result.path)}
+    if json:
+        console.document(row)
+    else:
+        console.table(list(row), [list(row.values())])
+
+
 def serve(
     checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
     *,
@@ -175,6 +211,7 @@ def convert(
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
     "predict": predict,
+    "export": export,
     "serve": serve,
     "convert": convert,
 }

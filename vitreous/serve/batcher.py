@@ -20,8 +20,8 @@ from torch import Tensor
 from vitreous.serve.settings import Settings, overloaded
 
 Result = TypeVar("Result")
-INLINE_SECONDS = 0.004
-"""A batch that takes less is computed on the event loop itself: handing it to a thread would cost more."""
+INLINE_SECONDS = 0.003
+"""A batch that takes less on one core is computed on the event loop itself: handing it to a thread would cost more."""
 PAYS = 0.95
 """A larger batch must bring the time of an image below this share of what it was."""
 HEADROOM = 0.7
@@ -96,23 +96,32 @@ class Batcher:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def calibrate(self, shape: Sequence[int], device: torch.device) -> None:
-        """Warm the model up, and find the smallest batch that is as good as any for throughput."""
+        """Warm the model up, and find the smallest batch that is as good as any for throughput.
+
+        A model that one core computes in an instant stays on one: cores that wait for each other cost more.
+        """
+        cores = torch.get_num_threads()
+        if device.type == "cpu":
+            torch.set_num_threads(1)
+            self.inline = self._measure(torch.zeros(1, *shape)) < INLINE_SECONDS
+            if not self.inline:
+                torch.set_num_threads(cores)
+        longest = INLINE_SECONDS if self.inline else self.door.settings.deadline / 20
         best, size = float("inf"), 1
         while size <= self.door.settings.max_batch:
             seconds = self._measure(torch.zeros(size, *shape))
-            if seconds / size > PAYS * best:
-                break
+            if seconds / size > PAYS * best or (size > 1 and seconds > longest):
+                break  # no gain, or everybody would wait too long
             best, self.max_batch = seconds / size, size
-            self.inline = device.type == "cpu" and seconds < INLINE_SECONDS
-            if device.type == "cpu" and seconds > self.door.settings.deadline / 20:
-                break  # a larger batch would make everybody wait
             size *= 2
         self.door.seconds_per_image = best
 
     def start(self) -> None:
         """Begin to take jobs from this event loop."""
         self.loop = asyncio.get_running_loop()
-        if not self.inline:
+        if self.inline:
+            torch.set_num_threads(1)  # of this thread, which computes
+        else:
             self.thread.start()
 
     def stop(self) -> None:
