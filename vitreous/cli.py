@@ -97,8 +97,8 @@ def export(
         precision: fp16 for .onnx and .xml, int8 for .onnx.
         pixels: Take uint8 pixels of the model's size; normalising them is then part of the file.
         images: Files, folders or patterns to prove it with; without them, bundled images.
-        tolerance: Largest difference in probability (fp32: 1e-4, fp16: 1e-2); of int8, largest share of labels that
-            differ (0.02).
+        tolerance: Largest difference in probability (fp32: 1e-4, fp16: 1e-2); of int8, largest share of
+            labels that differ (0.02).
     """
     from vitreous.export import export
     from vitreous.predict import load

@@ -21,7 +21,7 @@ from vitreous.serve.settings import Settings, overloaded
 
 Result = TypeVar("Result")
 INLINE_SECONDS = 0.003
-"""A batch that takes less on one core is computed on the event loop itself: handing it to a thread would cost more."""
+"""A batch that takes less on one core is computed on the event loop: handing it over would cost more."""
 PAYS = 0.95
 """A larger batch must bring the time of an image below this share of what it was."""
 HEADROOM = 0.7

@@ -45,9 +45,7 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
         if settings.token is None:
             console.warn("anybody who reaches it can use it: set a token with --token-file")
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, lambda *_: None
-        )  # uvicorn raises them again when all is done: that is our exit 0
+        signal.signal(number, lambda *_: None)  # uvicorn raises it again when all is done: we exit with 0
     asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
 
 
