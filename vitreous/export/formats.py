@@ -137,7 +137,7 @@ def write_openvino(
     made: tuple[Graph, Tensor], path: Path, told: dict[str, Any], precision: Precision
 ) -> None:
     """Write OpenVINO's NAME.xml and NAME.bin, by way of ONNX; fp16 is how weights are stored."""
-    import openvino
+    import openvino  # pyright: ignore[reportMissingImports]
 
     between = path.with_suffix(".onnx")
     write_onnx(made, between, told, "fp32")
@@ -150,7 +150,7 @@ def write_openvino(
 
 def open_openvino(path: Path) -> Opened:
     """Run OpenVINO's files on the CPU, in single precision."""
-    import openvino
+    import openvino  # pyright: ignore[reportMissingImports]
 
     core = openvino.Core()
     model = core.read_model(str(path))

@@ -45,6 +45,9 @@ class Source(Protocol):
 class Graph(nn.Module):
     """From images to logits and calibrated probabilities, in single precision at both ends."""
 
+    mean: Tensor  # (C, 1, 1)
+    std: Tensor
+
     def __init__(self, model: Model, temperature: float, pixels: Preprocessing | None, half: bool) -> None:
         super().__init__()
         self.model, self.temperature, self.half_precision = model, temperature, half
