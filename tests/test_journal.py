@@ -83,6 +83,7 @@ def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_gets_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _need("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
     fill(tmp_path, range(1, 5), mlflow=True, about={"lr": 0.1})
     fill(tmp_path, range(5, 7), step=4, mlflow=True)
