@@ -46,7 +46,8 @@ def make_photos(source: Path | None, folder: Path, count: int, size: tuple[int, 
         image = Image.open(photo) if isinstance(photo, Path) else Image.fromarray(photo)
         part = random.uniform(0.75, 1.0) * min(image.width / size[0], image.height / size[1])
         width, height = int(size[0] * part), int(size[1] * part)
-        left, top = random.integers(0, image.width - width + 1), random.integers(0, image.height - height + 1)
+        left = int(random.integers(0, image.width - width + 1))
+        top = int(random.integers(0, image.height - height + 1))
         image = image.convert("RGB").resize(
             size, Image.Resampling.BICUBIC, (left, top, left + width, top + height)
         )
@@ -57,8 +58,8 @@ def make_photos(source: Path | None, folder: Path, count: int, size: tuple[int, 
         Image.fromarray(pixels).save(target, quality=90)
 
 
-def batches(peer: str, folder: Path, cache: Path, batch_size: int) -> list[Iterable[Any]]:
-    """Return one iterable an epoch."""
+def batches(peer: str, folder: Path, cache: Path, batch_size: int) -> tuple[object, list[Iterable[Any]]]:
+    """Return a loader, to be held as long as its workers shall live, and one iterable an epoch."""
     if peer == "vitreous":
         from vitreous.config import Augment, Preprocessing
         from vitreous.data import Loader, open_data
@@ -73,11 +74,13 @@ def batches(peer: str, folder: Path, cache: Path, batch_size: int) -> list[Itera
             workers=WORKERS,
             cache=cache,
         )
-        return [loader.epoch(epoch) for epoch in range(EPOCHS)]
+        return loader, [loader.epoch(epoch) for epoch in range(EPOCHS)]
     if peer == "timm":
-        from timm.data import ImageDataset, create_loader
+        from timm.data import loader as timm_loader
+        from timm.data.dataset import ImageDataset
 
-        theirs: Any = create_loader(
+        create: Any = timm_loader.create_loader
+        theirs = create(
             ImageDataset(str(folder)),
             input_size=(3, SIZE, SIZE),
             batch_size=batch_size,
@@ -89,7 +92,7 @@ def batches(peer: str, folder: Path, cache: Path, batch_size: int) -> list[Itera
             device=__import__("torch").device("cpu"),
             persistent_workers=True,
         )
-        return [theirs] * EPOCHS
+        return theirs, [theirs] * EPOCHS
     import torch
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
@@ -112,7 +115,7 @@ def batches(peer: str, folder: Path, cache: Path, batch_size: int) -> list[Itera
         num_workers=WORKERS,
         persistent_workers=True,
     )
-    return [plain] * EPOCHS
+    return plain, [plain] * EPOCHS
 
 
 def contend(peer: str, folder: Path, cache: Path, batch_size: int) -> None:
@@ -123,7 +126,7 @@ def contend(peer: str, folder: Path, cache: Path, batch_size: int) -> None:
         tree = [psutil.Process(), *psutil.Process().children(recursive=True)]
         return sum(sum(process.cpu_times()[:2]) for process in tree)
 
-    epochs = batches(peer, folder, cache, batch_size)  # held, so that no contender's workers end early
+    held, epochs = batches(peer, folder, cache, batch_size)
     for epoch, iterable in enumerate(epochs):
         start, spent, count = time.perf_counter(), processor_time(), 0
         for batch in iterable:
@@ -136,6 +139,7 @@ def contend(peer: str, folder: Path, cache: Path, batch_size: int) -> None:
         }
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
+    del held
     os._exit(0)  # persistent workers of the peers otherwise take seconds to end
 
 

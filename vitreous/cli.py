@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from vitreous import __version__, console
-from vitreous.config import TrainConfig
+from vitreous.config import EvaluateConfig, ProbeConfig, TrainConfig
 from vitreous.errors import VitreousError
 
 Json = Annotated[bool, tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.")]
@@ -100,6 +100,56 @@ def train(
         console.note(f"report: {report.write(result.folder)}")
 
 
+def evaluate(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    options: EvaluateConfig = EvaluateConfig(),  # noqa: B008
+    *,
+    json: Json = False,
+) -> None:
+    """Measure a checkpoint: accuracy, per class, confusion, calibration, worst mistakes.
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A folder, CSV, Parquet, shards, .npz, or a name such as digits.
+    """
+    from vitreous import evaluate
+
+    document = evaluate.evaluate(checkpoint, data, options)
+    if json:
+        console.document(document)
+    else:
+        console.table(["figure", "value"], [list(row) for row in evaluate.summary(document)])
+
+
+def probe(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    options: ProbeConfig = ProbeConfig(),  # noqa: B008
+    *,
+    json: Json = False,
+) -> None:
+    """Measure how good frozen features are: nearest neighbours, few-shot least squares, logistic regression.
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A data set; or a suite of them: a .toml file, or vtab.
+    """
+    from vitreous import probe
+
+    if data == "vtab" or data.endswith(".toml"):
+        document = probe.suite(checkpoint, probe.VTAB if data == "vtab" else Path(data), options)
+        columns, rows = probe.suite_table(document)
+    else:
+        document = probe.probe(checkpoint, data, options)
+        columns = ["method", "chosen on val", "accuracy", "from", "to (95 %)", "seconds"]
+        rows = probe.summary(document)
+    if json:
+        console.document(document)
+    else:
+        console.table(columns, rows)
+
+
 def check(
     data: tyro.conf.Positional[str],
     *,
@@ -124,6 +174,8 @@ def check(
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
     "train": train,
+    "evaluate": evaluate,
+    "probe": probe,
     "convert": convert,
     "check": check,
 }

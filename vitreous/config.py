@@ -134,3 +134,57 @@ class TrainConfig:
     """Also log to Weights & Biases."""
     mlflow: bool = False
     """Also log to MLflow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What is measured, and on what."""
+
+    split: str | None = None
+    """train, val, test or all; None: test, else val."""
+    out: str | None = None
+    """Write `evaluation.json` and `report.html` into this folder."""
+    batch_size: int = 64
+    workers: int = 0
+    device: str = "cpu"
+    data_root: str | None = None
+    """Where data sets that are given by name lie."""
+    seed: int = 0
+    """Of the held-out part, of bootstraps and of corruptions."""
+    restrict: bool = False
+    """Choose only among the data's classes, as is usual for ImageNet-A and -R."""
+    real_labels: str | None = None
+    """ImageNet's real.json: also measure against reassessed labels."""
+    compare: str | None = None
+    """A second checkpoint, measured on the same images, with a paired test."""
+    calibrate: bool = False
+    """Fit a temperature (or each label's threshold) on the val split, and write it into the sealed file."""
+    corruptions: bool = False
+    """Also measure under ImageNet-C's fifteen corruptions at five severities."""
+    resolutions: tuple[int, ...] = ()
+    """Also measure at these image sizes; positions are resampled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """How features are taken and judged."""
+
+    method: Literal["knn", "fewshot", "linear", "all"] = "all"
+    layer: int = -1
+    """Take the tokens after this block; -1: the last."""
+    pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
+    """How tokens become one vector: the model's own way, or another."""
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    """Images a class, for fewshot."""
+    seeds: int = 5
+    """Draws of those images."""
+    train_limit: int | None = None
+    """Use at most so many training images (a suite of data sets: 1,000, as VTAB does)."""
+    batch_size: int = 64
+    workers: int = 0
+    device: str = "cpu"
+    data_root: str | None = None
+    """Where data sets that are given by name lie."""
+    seed: int = 0
+    cache: str | None = None
+    """Keep features in this folder; None: the user's cache."""

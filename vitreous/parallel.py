@@ -56,6 +56,8 @@ def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) ->
     gloo carries CPU tensors, nccl those of GPUs; `timeout` is how long a rank waits for a lost one. The group
     stays until the process ends: a second one at the same address would meet the leavings of the first.
     """
+    # cuDNN's attention returned NaN gradients of finite inputs (bf16, torch 2.11, H200): flash does not.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
         yield World(device=choose_device(device))
         return

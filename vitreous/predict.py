@@ -69,8 +69,12 @@ class Classifier:
 
     @torch.inference_mode()
     def probabilities(self, images: torch.Tensor) -> torch.Tensor:
-        """Return class probabilities (B, K) of preprocessed images (B, C, H, W), on the CPU."""
-        return self.model(images.to(self.device)).float().softmax(-1).cpu()
+        """Return class probabilities (B, K) of preprocessed images (B, C, H, W), on the CPU.
+
+        A temperature that `vitreous evaluate --calibrate` sealed is applied.
+        """
+        temperature = float(self.about.get("calibration", {}).get("temperature", 1.0))
+        return (self.model(images.to(self.device)).float() / temperature).softmax(-1).cpu()
 
     def read(self, picture: Picture) -> torch.Tensor:
         """Decode and preprocess one picture: (C, H, W)."""

@@ -63,6 +63,7 @@ class Checkpoints:
         self._pending: Future[None] | None = None
         # On a GPU: copied into pinned memory that is kept, which is several times faster than fresh memory.
         self._stager = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
+        self._staged: set[str] = set()
         self._damaged: set[Path] = set()
         self._durable: int | None = None
         self._together(self._tidy)
@@ -87,6 +88,9 @@ class Checkpoints:
         partial = self.folder / f"step-{step:08}.partial"
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
         writer.per_thread_copy_ahead = 0  # what is written lies in CPU memory already
+        if self._staged != set(tensors):  # the first save has no optimizer state: another shape to stage
+            self._stager = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
+            self._staged = set(tensors)
         written = async_save(
             dict(tensors),
             storage_writer=writer,

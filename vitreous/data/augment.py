@@ -191,7 +191,7 @@ class EvaluationTransform:
         if scaled != (image.height, image.width):
             method = RESAMPLING[self.preprocessing.interpolation]
             image = image.resize((scaled[1], scaled[0]), method)
-        pixels = np.asarray(image)
+        pixels = np.array(image)  # a copy: torch wants memory that could be written
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         if self.preprocessing.resize == "pad":
             return pixels

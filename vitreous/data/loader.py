@@ -23,7 +23,7 @@ from vitreous.data.split import ArrayImages, Split
 from vitreous.data.store import cache_root
 from vitreous.errors import DataError
 
-SMALL_BATCH = 1 << 20
+SMALL_BATCH = 1 << 22
 """Pixels below which a batch is not worth a second thread."""
 
 
@@ -161,11 +161,11 @@ class Loader:
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[None]:
-        """Work on small batches in one thread: where the cores are busy, waking the others takes far
-        longer."""
+        """Work in one thread where more would only get in the way: on small batches, and beside busy
+        workers."""
         size = self.order.batch_size * math.prod(self.preprocessing.image_size) * self.preprocessing.channels
         before = torch.get_num_threads()
-        if self.on_device or size > SMALL_BATCH or before == 1:
+        if self.on_device or before == 1 or (size > SMALL_BATCH and self.workers == 0):
             yield
             return
         torch.set_num_threads(1)
@@ -231,15 +231,13 @@ class Loader:
     def _finish(self, raw: Raw, epoch: int) -> Batch:
         """Do on the device what is done in batches: colour operations, normalising, erasing, mixing."""
         images = raw.images.to(self.device, non_blocking=True)
-        indices = raw.indices.numpy()
+        indices, numbers = raw.indices, torch.from_numpy(raw.indices[: raw.size])
         targets = self._targets(indices)
         count = raw.size
         mask = None if raw.mask is None else raw.mask[:count].to(self.device, non_blocking=True)
         if self.augment is None or count == 0:
-            return Batch(
-                normalize(images[:count], self.preprocessing), targets[:count], raw.indices[:count], mask
-            )
-        draws = Draws(self.augment, self.seed, epoch, indices, raw.copies.numpy())
+            return Batch(normalize(images[:count], self.preprocessing), targets[:count], numbers, mask)
+        draws = Draws(self.augment, self.seed, epoch, indices, raw.copies)
         if self.on_device and draws.operate.shape[1]:
             images = operations.apply_batch(images, operations.choose(self.augment, draws.operate))
         pixels = normalize(images, self.preprocessing)
@@ -247,17 +245,17 @@ class Loader:
         if self.augment.erase > 0:
             chances = draws.uniforms(ERASE, mix.ERASE_DRAWS)
             boxes = mix.erase_boxes(chances, self.augment.erase, height, width)
-            seeds = words(self.seed, epoch, indices, raw.copies.numpy(), ERASE)
+            seeds = words(self.seed, epoch, indices, raw.copies, ERASE)
             pixels = mix.erase(pixels, boxes, seeds)
         if raw.partner is not None:
             own, boxes = mix.mix_shares(
                 self.augment, draws.uniforms(MIX, mix.MIX_DRAWS)[:count], height, width
             )
-            others = raw.partner.to(self.device)
+            others = torch.from_numpy(raw.partner).to(self.device)
             pixels = mix.mix(pixels[:count], pixels[others], own, boxes)
             soft = self._soft(targets)
             targets = mix.mix_targets(soft[:count], soft[others], own)
-        return Batch(pixels[:count], targets[:count], raw.indices[:count], mask)
+        return Batch(pixels[:count], targets[:count], numbers, mask)
 
     def _targets(self, indices: np.ndarray) -> Tensor:
         targets = torch.from_numpy(self.split.targets[indices])

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import operations
@@ -33,9 +34,9 @@ class Raw(NamedTuple):
 
     images: Tensor
     """uint8 (R, C, H, W): the rank's images, then partners that other ranks own."""
-    indices: Tensor
-    copies: Tensor
-    partner: Tensor | None
+    indices: np.ndarray
+    copies: np.ndarray
+    partner: np.ndarray | None
     """Which row each of the rank's images is mixed with."""
     size: int
     """How many of the rows are the rank's own."""
@@ -99,7 +100,7 @@ class Pipeline:
             paired = partners(len(indices))[own]
             rows = np.concatenate([own, np.setdiff1d(paired, own)])
             place = {int(row): k for k, row in enumerate(rows)}
-            partner = torch.tensor([place[int(p)] for p in paired])
+            partner = np.array([place[int(p)] for p in paired])
         chosen, copies = indices[rows].copy(), copies[rows].copy()
         bad: list[tuple[int, str]] = []
         if self.array is not None and (self.augment is not None or self._takes_as_is()):
@@ -112,7 +113,7 @@ class Pipeline:
             own = rows
         if self.cache is not None:
             self.cache.release()
-        return Raw(images, torch.from_numpy(chosen), torch.from_numpy(copies), partner, len(own), mask, bad)
+        return Raw(images, chosen, copies, partner, len(own), mask, bad)
 
     def _takes_as_is(self) -> bool:
         """Tell whether evaluation leaves the pixels of an array as they are."""
@@ -171,9 +172,8 @@ class Pipeline:
         """Load, crop, flip and operate image by image; an unreadable file's place is taken by another
         image."""
         assert self.augment is not None
-        images = np.empty(
-            (len(indices), self.preprocessing.channels, *self.preprocessing.image_size), np.uint8
-        )
+        batch = _empty((len(indices), self.preprocessing.channels, *self.preprocessing.image_size))
+        images = batch.numpy()
         masks: list[np.ndarray] = []
         for start in range(0, len(indices), CHUNK):
             rows = range(start, min(start + CHUNK, len(indices)))
@@ -190,7 +190,7 @@ class Pipeline:
                     masks.append(self.transform.mask(*pixels.shape[:2]))
                 varied = _varied(pixels, bool(draws.flip[k]), chosen[k])
                 images[start + k] = self.transform.padded(varied).transpose(2, 0, 1)
-        return torch.from_numpy(images), torch.from_numpy(np.stack(masks)) if masks else None
+        return batch, torch.from_numpy(np.stack(masks)) if masks else None
 
     def _load_or_replace(
         self,
@@ -260,11 +260,20 @@ class Pipeline:
                 bad.append((index, str(error)))
         masks = [self.transform.mask(*pixels.shape[:2]) for pixels in loaded] if self.pads else []
         height, width = self.preprocessing.image_size
-        images = np.empty((len(loaded), self.preprocessing.channels, height, width), np.uint8)
+        batch = _empty((len(loaded), self.preprocessing.channels, height, width))
+        images = batch.numpy()
         for k, pixels in enumerate(loaded):
             images[k] = self.transform.padded(pixels).transpose(2, 0, 1)
         mask = torch.from_numpy(np.stack(masks)) if masks else None
-        return torch.from_numpy(images), mask, np.array(good, np.int64)
+        return batch, mask, np.array(good, np.int64)
+
+
+def _empty(shape: tuple[int, ...]) -> Tensor:
+    """Return room for a batch; in a worker in shared memory at once, as torch's own collation does."""
+    if get_worker_info() is None or 0 in shape:
+        return torch.empty(shape, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, torch.Size(shape))  # pyright: ignore
 
 
 def _varied(pixels: np.ndarray, flip: bool, chosen: Sequence[operations.Operation]) -> np.ndarray:
