@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -233,9 +234,14 @@ def test_killed_with_muon_and_micro_batches(data: str, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "run", whole)
 
 
-def _slow(data: str, out: Path, ready: Any, seconds: float) -> None:
+FLAGS = ["--epochs", "6", "--batch-size", "16", "--patch-size", "4", "--augment", "light", "--ema", "0.9"]
+FLAGS += ["--drop-path", "0.1", "--device", "cpu", "--lr", "2e-3"]
+
+
+def _slow(data: str, out: Path, ready: Any, seconds: float, *more: str) -> None:
     """Train through the command line with slow steps, telling when the first is under way."""
     torch.set_num_threads(1)
+    os.setsid()  # a group of its own, as a shell gives every command
     update = session.State.update
 
     def slowly(self: session.State, step: int) -> None:
@@ -245,9 +251,7 @@ def _slow(data: str, out: Path, ready: Any, seconds: float) -> None:
         update(self, step)
 
     session.State.update = slowly  # type: ignore[method-assign]
-    flags = ["--epochs", "6", "--batch-size", "16", "--patch-size", "4", "--augment", "light", "--ema", "0.9"]
-    flags += ["--drop-path", "0.1", "--device", "cpu", "--lr", "2e-3", "--out", str(out)]
-    os._exit(cli.main(["train", data, *flags]))
+    os._exit(cli.main(["train", data, *FLAGS, "--out", str(out), *more]))
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -266,6 +270,41 @@ def test_signals_stop_with_a_checkpoint(
     assert latest in ("step-00000004\n", "step-00000005\n")  # the step under way was finished
     run(data, tmp_path / "run")
     assert_same_run(tmp_path / "run", undisturbed)
+
+
+@pytest.fixture(scope="session")
+def pictures(data: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same images as files, which loader workers read."""
+    root = tmp_path_factory.mktemp("pictures")
+    with np.load(data) as arrays:
+        for name in ("train", "val", "test"):
+            for i, (pixels, label) in enumerate(
+                zip(arrays[f"{name}_images"], arrays[f"{name}_labels"], strict=True)
+            ):
+                path = root / name / str(arrays["class_names"][label]) / f"{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels[..., 0]).save(path)
+    return str(root)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_to_the_workers_too(
+    pictures: str, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    """A terminal and a batch system signal every process of the run, also those that read images."""
+    ready = FORKS.Event()
+    child = FORKS.Process(target=_slow, args=(pictures, tmp_path / "run", ready, 0.3, "--workers", "2"))
+    child.daemon = False
+    child.start()
+    assert ready.wait(60) and child.pid
+    os.killpg(child.pid, number)
+    child.join(30)
+    assert child.exitcode == status
+    run(pictures, tmp_path / "run", workers=0)
+    run(pictures, tmp_path / "whole", workers=1)
+    for key, value in weights(tmp_path / "whole").items():
+        assert torch.equal(weights(tmp_path / "run")[key], value), key
 
 
 def test_a_second_signal_ends_at_once(data: str, tmp_path: Path) -> None:

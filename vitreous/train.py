@@ -5,7 +5,7 @@ from the step. A checkpoint therefore holds weights, optimizer state, their aver
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from vitreous import console, optim, outcome, parallel, planning, resume
 from vitreous.config import TrainConfig
 from vitreous.data import Batch, Dataset, Loader, class_weights, open_data
 from vitreous.defaults import Plan
-from vitreous.errors import TrainingError
+from vitreous.errors import DataError, TrainingError
 from vitreous.evals import validation
 from vitreous.models import zoo
 from vitreous.objectives import Objective
@@ -98,7 +98,7 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
         clock.begin()
         while at.step < at.steps:
             epoch, position = divmod(at.step, per_epoch)
-            for batch in loader.epoch(epoch, start=position):
+            for batch in _batches(loader, epoch, position, stop, world):
                 # One step: seed, learning rate, gradients, and one message between the ranks.
                 objective.train()
                 parallel.seed_step(options.seed, at.step, world.rank)
@@ -163,12 +163,14 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
                     checkpoints.save(at.step, state.tensors(), at.to_json())
                     clock.saved()
                 if stopped:
-                    checkpoints.wait()
-                    say(f"stopped at step {at.step:,} of {at.steps:,}: the same command goes on from here")
-                    stop.leave()
+                    _leave(checkpoints, at, stop, say)
                 if at.step == at.steps:
                     break
             clock.begin()
+            if stop.asked and world.size == 1:  # the loader's workers were told to end as well
+                at.seconds = clock.seconds
+                checkpoints.save(at.step, state.tensors(), at.to_json())
+                _leave(checkpoints, at, stop, say)
 
         # What came of it.
         checkpoints.wait()
@@ -295,6 +297,22 @@ def split(batch: Batch, size: int) -> list[Batch]:
         )
         for start in range(0, len(batch), size)
     ]
+
+
+def _batches(loader: Loader, epoch: int, position: int, stop: Stop, world: parallel.World) -> Iterator[Batch]:
+    """Yield an epoch's batches; that a signal which asks us to stop also ends the workers is no error."""
+    try:
+        yield from loader.epoch(epoch, start=position)
+    except DataError:
+        if not stop.asked or world.size > 1:
+            raise
+
+
+def _leave(checkpoints: resume.Checkpoints, at: Progress, stop: Stop, say: Say) -> None:
+    """End the process as it was asked to, once the checkpoint is durable."""
+    checkpoints.wait()
+    say(f"stopped at step {at.step:,} of {at.steps:,}: the same command goes on from here")
+    stop.leave()
 
 
 def _learning_rate(at: Progress, plan: Plan, options: TrainConfig) -> float:
