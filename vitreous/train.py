@@ -83,7 +83,7 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
             say(f"going on from step {at.step:,} of {at.steps:,}")
         clock = Clock(started, at.seconds, plan.time_budget)
         micro = options.micro_batch or -(-plan.batch_size // world.size)
-        accumulate = Accumulate(module, objective, images, plan, world, micro, say)
+        accumulate = Accumulate(module, objective, images, plan, options.seed, world, micro, say)
         if saved is None:
             if plan.time_budget is not None:
                 at.steps = parallel.from_leader(
@@ -99,12 +99,11 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
         while at.step < at.steps:
             epoch, position = divmod(at.step, per_epoch)
             for batch in _batches(loader, epoch, position, stop, world):
-                # One step: seed, learning rate, gradients, and one message between the ranks.
+                # One step: learning rate, gradients, and one message between the ranks.
                 objective.train()
-                parallel.seed_step(options.seed, at.step, world.rank)
                 lr = _learning_rate(at, plan, options)
                 optim.set_learning_rate(state.optimizers, lr)
-                figures = accumulate(batch)
+                figures = accumulate(batch, at.step)
                 norm = optim.gradient_norm(objective.parameters())
                 wrong = ~(torch.isfinite(figures["loss"]) & torch.isfinite(norm))
                 due = world.leads and clock.save_due(at.step + 1, options.save_every)
@@ -194,7 +193,7 @@ def _fit_budget(
     assert clock.budget is not None
     until = clock.seconds + 0.03 * clock.budget
     for number, batch in enumerate(loader.epoch(0)):
-        accumulate(batch)
+        accumulate(batch, number)
         optim.gradient_norm(state.module.parameters()).item()
         state.clear()
         clock.step() if number else clock.begin()  # the first is slow for reasons of its own
@@ -219,33 +218,34 @@ class Accumulate:
         objective: Objective,
         images: int,
         plan: Plan,
+        seed: int,
         world: parallel.World,
         micro: int,
         say: Say,
     ) -> None:
         self.module, self.objective, self.images = module, objective, images
-        self.plan, self.world, self.micro, self.say = plan, world, micro, say
+        self.plan, self.seed, self.world, self.micro, self.say = plan, seed, world, micro, say
         self.tried = False
 
-    def __call__(self, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return this rank's share of the global batch's mean loss and metrics; ranks add up."""
         if self.world.size > 1 and not self.tried:
-            self._try(batch)
+            self._try(batch, step)
         while True:
             try:
-                return self._run(self.module, batch)
+                return self._run(self.module, batch, step)
             except (RuntimeError, MemoryError) as error:
                 if not parallel.out_of_memory(error):
                     raise
             self._halve()  # outside of the except clause, which holds on to the tensors
 
-    def _try(self, batch: Batch) -> None:
+    def _try(self, batch: Batch, step: int) -> None:
         """Find what fits before ranks wait for each other: one that fails alone leaves the rest hanging."""
         self.tried = True
         while True:
             failed = False
             try:
-                self._run(self.objective, batch)
+                self._run(self.objective, batch, step)
             except (RuntimeError, MemoryError) as error:
                 if not parallel.out_of_memory(error):
                     raise
@@ -255,7 +255,8 @@ class Accumulate:
                 return
             self._halve()
 
-    def _run(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def _run(self, module: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
+        parallel.seed_step(self.seed, step, self.world.rank)  # here: what is tried twice draws the same
         figures: dict[str, Tensor] = {}
         parts = split(batch, self.micro)
         for number, part in enumerate(parts):
