@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 import vitreous
 from tests import ranks
-from vitreous import cli, journal, optim, parallel, session
+from vitreous import cli, journal, optim, parallel, report, session
 from vitreous.config import TrainConfig
 from vitreous.data import Batch, Dataset, Loader, open_data
 from vitreous.defaults import Plan
@@ -667,6 +668,35 @@ def test_the_command_line_trains_and_reports(
         and "truth \\ answer" in page
         and "http://" not in page.replace("http://www.w3.org", "")
     )
+
+
+def test_a_broken_picture_is_named_and_left_out(
+    pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "pictures"
+    shutil.copytree(pictures, broken)
+    first = next(iter(sorted((broken / "train" / "rows").iterdir())))
+    first.write_bytes(first.read_bytes()[:40])
+    result = run(str(broken), tmp_path / "run", epochs=2, workers=0)
+    said = capsys.readouterr().err
+    assert said.count("warning: left out: ") == 1 and first.name in said
+    assert result.figures["test"]["count"] == 31
+
+
+def test_a_report_shows_names_as_they_are(tmp_path: Path) -> None:
+    """Class and file names may hold anything: none of it becomes markup."""
+    name = "<img src=x onerror=alert(1)>"
+    root = tmp_path / "pictures"
+    rng = np.random.default_rng(0)
+    for label in (name, "b"):
+        (root / label.replace("/", "_")).mkdir(parents=True)
+        for i in range(30):
+            noise = rng.integers(0, 255, (8, 8), dtype=np.uint8)
+            Image.fromarray(noise).save(root / label.replace("/", "_") / f"{i}&.png")
+    result = run(str(root), tmp_path / "run", epochs=1, workers=0)
+    page = report.write(result.folder).read_text()
+    assert name not in page and "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert "data:image/png;base64," in page and page.count("<figure>") > 1
 
 
 def test_gradients_do_not_depend_on_parts() -> None:

@@ -144,6 +144,7 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
                 # Now and then: a record, an evaluation, a checkpoint.
                 if log.due(at, per_epoch):
                     log.record(at, images, per_epoch, lr, norm)
+                    log.unreadable(loader)
                 if judge is not None and _evaluation_due(at, per_epoch):
                     found = _judge(state, judge, plan, world, accumulate.micro, lambda: stop.asked)
                     clock.judged()
