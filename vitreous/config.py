@@ -137,6 +137,21 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(TrainConfig):
+    """How a trained model is fitted to another task; else as in training."""
+
+    tune: str = "full"
+    """What learns: full, head, last:N (the head and the last N blocks), lora or lora:RANK."""
+    recipe: Literal["auto", "paper", "modern", "none"] = "auto"
+    """paper: SGD with momentum, cosine, no decay; modern: AdamW with layer-wise decay; auto: by the number of
+    images; none: only what the other options say."""
+    keep_head: bool = False
+    """Keep the head's rows of classes that both know; else the head starts at zero."""
+    heads: int | None = None
+    """Attention heads, for bare weights of a shape that nobody published."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """What is measured, and on what."""
 

@@ -4,7 +4,7 @@ import os
 import shlex
 import statistics
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from vitreous import console, defaults, parallel, resume
@@ -15,6 +15,7 @@ from vitreous.defaults import Facts, Plan
 from vitreous.errors import DataError
 from vitreous.models import cost
 from vitreous.models.architecture import ViTConfig
+from vitreous.tuning import Beginning
 
 # What may differ between the command that started a run and the one that goes on with it.
 FREE = {
@@ -24,7 +25,12 @@ FREE = {
 
 
 def agree_on_plan(
-    folder: Path, data: str, dataset: Dataset, options: TrainConfig, world: parallel.World
+    folder: Path,
+    data: str,
+    dataset: Dataset,
+    options: TrainConfig,
+    world: parallel.World,
+    beginning: Beginning | None = None,
 ) -> Plan:
     """Return the plan of the run in this folder, if its options are still the same, or choose one."""
     if "train" not in dataset.splits or not len(dataset.splits["train"]):
@@ -41,6 +47,9 @@ def agree_on_plan(
             box.append(Plan.from_json(stored["plan"]))
             return
         plan = defaults.choose(options, _facts(dataset, world))
+        if beginning is not None:
+            chosen = {"architecture": beginning.architecture, "preprocessing": beginning.preprocessing}
+            plan = replace(plan, **chosen, reasons=_without_model(plan.reasons))
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
         command = shlex.join(["vitreous", *sys.argv[1:]])
@@ -53,6 +62,11 @@ def agree_on_plan(
     plan = parallel.from_leader(box[0] if box else None, world)
     assert plan is not None
     return plan
+
+
+def _without_model(reasons: dict[str, str]) -> dict[str, str]:
+    """Leave out choices that a trained model has made already."""
+    return {name: why for name, why in reasons.items() if name not in ("model", "patch_size", "image_size")}
 
 
 def _facts(dataset: Dataset, world: parallel.World) -> Facts:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitreous import console, optim, outcome, parallel, planning, resume
+from vitreous import console, optim, outcome, parallel, planning, resume, tuning
 from vitreous.config import TrainConfig
 from vitreous.data import Batch, Dataset, Loader, class_weights, open_data
 from vitreous.defaults import Plan
@@ -23,6 +23,7 @@ from vitreous.objectives import Objective
 from vitreous.objectives.supervised import Supervised
 from vitreous.outcome import Result
 from vitreous.session import Clock, Log, Progress, Say, State, Stop
+from vitreous.tuning import Beginning
 
 ROLLBACKS = 3
 EVALUATIONS = 25
@@ -38,8 +39,17 @@ def supervised(model: nn.Module, plan: Plan, options: TrainConfig, dataset: Data
     return Supervised(model, loss=plan.loss, label_smoothing=plan.label_smoothing, class_weights=weights)
 
 
-def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = supervised) -> Result:
-    """Train a model on the data, or go on with a run that was stopped; return its folder and figures."""
+def train(
+    data: str,
+    options: TrainConfig,
+    *,
+    make_objective: MakeObjective = supervised,
+    beginning: Beginning | None = None,
+) -> Result:
+    """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
+
+    Without a `beginning` the model is fresh; with one it is trained already, and all or part of it learns on.
+    """
     started = time.monotonic()
     with ExitStack() as stack:
         # Who trains, and that no one else writes here.
@@ -51,7 +61,7 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
 
         # On what, and how: as it was written down when the run started, or chosen now.
         dataset = open_data(data, data_root=options.data_root, seed=options.seed)
-        plan = planning.agree_on_plan(folder, data, dataset, options, world)
+        plan = planning.agree_on_plan(folder, data, dataset, options, world, beginning)
         if (ended := outcome.finished(folder, world)) is not None:
             say(f"the run in {folder} has ended: give another --out for a new one")
             return ended
@@ -61,6 +71,9 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
         # The model inside its objective, on its device, and what moves it.
         torch.manual_seed(options.seed)
         model = zoo.build(plan.architecture)
+        if beginning is not None:
+            model.load_state_dict(beginning.tensors)
+            say(f"learning: {tuning.apply(model, beginning.tune)}")
         objective = make_objective(model, plan, options, dataset)
         module = parallel.prepare(
             objective,
