@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitreous import console, defaults, parallel, resume
 from vitreous.config import Compile, TrainConfig
-from vitreous.data import Dataset, Loader
+from vitreous.data import Dataset, Loader, Split
 from vitreous.data.split import ArrayImages
 from vitreous.defaults import Facts, Plan
 from vitreous.errors import DataError
@@ -75,8 +75,12 @@ def _facts(dataset: Dataset, world: parallel.World) -> Facts:
     if isinstance(split.images, ArrayImages):
         height, width, channels = split.images.pixels.shape[1:]
     else:
-        sample = [split.read(i, 3) for i in range(0, len(split), max(1, len(split) // 64))]
-        height, width = (int(statistics.median(image.size[axis] for image in sample)) for axis in (1, 0))
+        sizes = [size for i in range(0, len(split), max(1, len(split) // 64)) if (size := _size(split, i))]
+        if not sizes:
+            raise DataError(
+                "none of the images that were tried can be read: run `vitreous check` on the data"
+            )
+        width, height = (int(statistics.median(axis)) for axis in zip(*sizes, strict=True))
         channels = 3
     return Facts(
         images=len(split),
@@ -88,6 +92,13 @@ def _facts(dataset: Dataset, world: parallel.World) -> Facts:
         bf16=parallel.has_bf16(world.device),
         cores=_cores(),
     )
+
+
+def _size(split: Split, index: int) -> tuple[int, int] | None:
+    try:
+        return split.read(index).size
+    except DataError:
+        return None  # one bad file costs itself only; the loader will name it
 
 
 def _shown(plan: Plan, name: str) -> str:

@@ -5,7 +5,7 @@ from the step. A checkpoint therefore holds weights, optimizer state, their aver
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from vitreous import console, optim, outcome, parallel, planning, resume, tuning
 from vitreous.config import TrainConfig
 from vitreous.data import Batch, Dataset, Loader, class_weights, open_data
 from vitreous.defaults import Plan
-from vitreous.errors import TrainingError
+from vitreous.errors import DataError, TrainingError
 from vitreous.evals import validation
 from vitreous.models import zoo
 from vitreous.objectives import Objective
@@ -96,7 +96,7 @@ def train(
             say(f"going on from step {at.step:,} of {at.steps:,}")
         clock = Clock(started, at.seconds, plan.time_budget)
         micro = options.micro_batch or -(-plan.batch_size // world.size)
-        accumulate = Accumulate(module, objective, images, plan, world, micro, say)
+        accumulate = Accumulate(module, objective, images, plan, options.seed, world, micro, say)
         if saved is None:
             if plan.time_budget is not None:
                 at.steps = parallel.from_leader(
@@ -111,13 +111,12 @@ def train(
         clock.begin()
         while at.step < at.steps:
             epoch, position = divmod(at.step, per_epoch)
-            for batch in loader.epoch(epoch, start=position):
-                # One step: seed, learning rate, gradients, and one message between the ranks.
+            for batch in _batches(loader, epoch, position, stop, world):
+                # One step: learning rate, gradients, and one message between the ranks.
                 objective.train()
-                parallel.seed_step(options.seed, at.step, world.rank)
                 lr = _learning_rate(at, plan, options)
                 optim.set_learning_rate(state.optimizers, lr)
-                figures = accumulate(batch)
+                figures = accumulate(batch, at.step)
                 norm = optim.gradient_norm(objective.parameters())
                 wrong = ~(torch.isfinite(figures["loss"]) & torch.isfinite(norm))
                 due = world.leads and clock.save_due(at.step + 1, options.save_every)
@@ -158,6 +157,7 @@ def train(
                 # Now and then: a record, an evaluation, a checkpoint.
                 if log.due(at, per_epoch):
                     log.record(at, images, per_epoch, lr, norm)
+                    log.unreadable(loader)
                 if judge is not None and _evaluation_due(at, per_epoch):
                     found = _judge(state, judge, plan, world, accumulate.micro, lambda: stop.asked)
                     clock.judged()
@@ -176,12 +176,14 @@ def train(
                     checkpoints.save(at.step, state.tensors(), at.to_json())
                     clock.saved()
                 if stopped:
-                    checkpoints.wait()
-                    say(f"stopped at step {at.step:,} of {at.steps:,}: the same command goes on from here")
-                    stop.leave()
+                    _leave(checkpoints, at, stop, say)
                 if at.step == at.steps:
                     break
             clock.begin()
+            if stop.asked and world.size == 1:  # the loader's workers were told to end as well
+                at.seconds = clock.seconds
+                checkpoints.save(at.step, state.tensors(), at.to_json())
+                _leave(checkpoints, at, stop, say)
 
         # What came of it.
         checkpoints.wait()
@@ -205,7 +207,7 @@ def _fit_budget(
     assert clock.budget is not None
     until = clock.seconds + 0.03 * clock.budget
     for number, batch in enumerate(loader.epoch(0)):
-        accumulate(batch)
+        accumulate(batch, number)
         optim.gradient_norm(state.module.parameters()).item()
         state.clear()
         clock.step() if number else clock.begin()  # the first is slow for reasons of its own
@@ -230,33 +232,34 @@ class Accumulate:
         objective: Objective,
         images: int,
         plan: Plan,
+        seed: int,
         world: parallel.World,
         micro: int,
         say: Say,
     ) -> None:
         self.module, self.objective, self.images = module, objective, images
-        self.plan, self.world, self.micro, self.say = plan, world, micro, say
+        self.plan, self.seed, self.world, self.micro, self.say = plan, seed, world, micro, say
         self.tried = False
 
-    def __call__(self, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return this rank's share of the global batch's mean loss and metrics; ranks add up."""
         if self.world.size > 1 and not self.tried:
-            self._try(batch)
+            self._try(batch, step)
         while True:
             try:
-                return self._run(self.module, batch)
+                return self._run(self.module, batch, step)
             except (RuntimeError, MemoryError) as error:
                 if not parallel.out_of_memory(error):
                     raise
             self._halve()  # outside of the except clause, which holds on to the tensors
 
-    def _try(self, batch: Batch) -> None:
+    def _try(self, batch: Batch, step: int) -> None:
         """Find what fits before ranks wait for each other: one that fails alone leaves the rest hanging."""
         self.tried = True
         while True:
             failed = False
             try:
-                self._run(self.objective, batch)
+                self._run(self.objective, batch, step)
             except (RuntimeError, MemoryError) as error:
                 if not parallel.out_of_memory(error):
                     raise
@@ -266,7 +269,8 @@ class Accumulate:
                 return
             self._halve()
 
-    def _run(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def _run(self, module: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
+        parallel.seed_step(self.seed, step, self.world.rank)  # here: what is tried twice draws the same
         figures: dict[str, Tensor] = {}
         parts = split(batch, self.micro)
         for number, part in enumerate(parts):
@@ -308,6 +312,22 @@ def split(batch: Batch, size: int) -> list[Batch]:
         )
         for start in range(0, len(batch), size)
     ]
+
+
+def _batches(loader: Loader, epoch: int, position: int, stop: Stop, world: parallel.World) -> Iterator[Batch]:
+    """Yield an epoch's batches; that a signal which asks us to stop also ends the workers is no error."""
+    try:
+        yield from loader.epoch(epoch, start=position)
+    except DataError:
+        if not stop.asked or world.size > 1:
+            raise
+
+
+def _leave(checkpoints: resume.Checkpoints, at: Progress, stop: Stop, say: Say) -> None:
+    """End the process as it was asked to, once the checkpoint is durable."""
+    checkpoints.wait()
+    say(f"stopped at step {at.step:,} of {at.steps:,}: the same command goes on from here")
+    stop.leave()
 
 
 def _learning_rate(at: Progress, plan: Plan, options: TrainConfig) -> float:
