@@ -27,7 +27,7 @@ from vitreous.serve import answers, bodies, looking
 from vitreous.serve.batcher import Batcher, Door
 from vitreous.serve.card import card
 from vitreous.serve.examples import examples
-from vitreous.serve.guard import Guard, error_response, log
+from vitreous.serve.guard import FAILED, Guard, error_response, log
 from vitreous.serve.meters import Meters
 from vitreous.serve.settings import (
     NOT_AN_IMAGE,
@@ -189,7 +189,11 @@ def _errors(app: FastAPI) -> None:
         refusal = Refusal(error.status_code, "not_found", message, error.headers)
         return error_response(refusal, request.state.request_id)
 
+    async def failed(request: Request, _: Exception) -> Response:
+        return error_response(FAILED, request.state.request_id)  # raised again then, and logged by the guard
+
     app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(Exception, failed)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, unknown)
 
