@@ -268,14 +268,21 @@ def _judge(batch: Batch, looked: list[Looked], labels: list[str]) -> Judged:
     some = looked[:JUDGED]
     images = batch.images[: len(some)]
     classes = torch.tensor([labels.index(each.target) for each in some if each.target]) if labels else None
-    curves, about, removed = {}, "", np.zeros(0)
-    for name in some[0].maps:
-        maps = torch.from_numpy(np.stack([each.maps[name] for each in some])).to(images.device)
-        found = faithfulness.deletion_insertion(batch.model, images, maps, classes)
-        curves[name] = (found.deletion.mean(0).cpu().numpy(), found.insertion.mean(0).cpu().numpy())
-        about, removed = found.about, found.removed.numpy()
-    random = faithfulness.random_removal(batch.model, images, classes).mean(0).cpu().numpy()
-    return Judged(removed, curves, random, about, len(some))
+    names = list(some[0].maps)
+    maps = [torch.from_numpy(np.stack([each.maps[name] for each in some])) for name in names]
+    orders = [order for each in maps for order in (faithfulness.order_of(each), faithfulness.order_of(-each))]
+    orders.append(faithfulness.random_order(batch.model, len(some)))
+    means = [
+        each.mean(0).cpu().numpy()
+        for each in faithfulness.removal_curves(batch.model, images, orders, classes)
+    ]
+    return Judged(
+        faithfulness.removed_shares(batch.model).numpy(),
+        {name: (means[2 * i], means[2 * i + 1]) for i, name in enumerate(names)},
+        means[-1],
+        faithfulness.meaning(classes),
+        len(some),
+    )
 
 
 def _features(
