@@ -271,7 +271,7 @@ def inspect(
             [
                 [
                     str(out / "report.html"),
-                    f"the figures of {document['count']} images, with how to read them",
+                    "the figures, with how to read them",
                 ],
                 [str(out / "inspection.json"), "the numbers that they show"],
             ],
