@@ -58,6 +58,7 @@ def train_digits(**changes: Any) -> "Classifier":
     from vitreous.predict import Classifier
 
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # two busy cores that wait for each other make seconds into minutes
     shape: dict[str, Any] = {"image_size": (8, 8), "patch_size": (2, 2), "width": 32, "depth": 2, "heads": 4}
     shape |= {"mlp_width": 64, "in_channels": 1, "num_classes": 10} | changes
     config = ViTConfig(**shape)

@@ -255,7 +255,7 @@ def test_a_token_is_asked_for(browser: Browser, digits: Classifier, tmp_path: Pa
     ) as server:
         page = browser.new_page()
         page.goto(server.url)
-        page.get_by_label("Token").fill("a-token-of-sufficient-length")
+        page.get_by_label("Token", exact=True).fill("a-token-of-sufficient-length")
         page.get_by_role("button", name="Use it").click()
         page.get_by_role("button", name="digit 3").click()
         assert first(page) == "3"

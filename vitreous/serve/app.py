@@ -116,7 +116,10 @@ class Service:
 
     def seen(self, data: bytes) -> bytes:
         """Return the pixels that the model sees, as PNG."""
-        pixels = self.classifier.preprocess.pixels(self._decode(data))
+        try:
+            pixels = self.classifier.preprocess.pixels(self._decode(data))
+        except DataError:
+            raise UNREADABLE from None
         held = io.BytesIO()
         Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(held, "PNG")
         return held.getvalue()
@@ -129,10 +132,7 @@ class Service:
 
     def _decode(self, data: bytes) -> Image.Image:
         channels = self.classifier.preprocess.preprocessing.channels
-        try:
-            return decode(data, channels, max_pixels=self.settings.max_pixels)
-        except DataError:
-            raise UNREADABLE from None
+        return decode(data, channels, max_pixels=self.settings.max_pixels)
 
 
 def create_app(classifier: Classifier, name: str = "model", settings: Settings | None = None) -> ASGIApp:

@@ -62,4 +62,8 @@ TOO_SLOW = Refusal(408, "too_slow", "the request did not arrive in time", {"Conn
 NOT_AN_IMAGE = Refusal(
     415, "not_an_image", "no image of a known format was sent: JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF"
 )
-UNREADABLE = Refusal(422, "unreadable_image", "the image is damaged, or has too many pixels")
+UNREADABLE = Refusal(
+    422,
+    "unreadable_image",
+    "the image is damaged, has too many pixels, or a size that this model does not take",
+)
