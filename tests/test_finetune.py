@@ -27,7 +27,9 @@ def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tune", ["full", "head", "lora:2", "last:1"])
-def test_each_way_to_tune_learns_and_seals_an_ordinary_model(tune: str, digits_file: Path, tmp_path: Path) -> None:
+def test_each_way_to_tune_learns_and_seals_an_ordinary_model(
+    tune: str, digits_file: Path, tmp_path: Path
+) -> None:
     before = checkpoint.read(digits_file)
     options = FinetuneConfig(out=str(tmp_path / "run"), tune=tune, epochs=3, lr=3e-3, device="cpu", workers=0)
     result = finetune.finetune(str(digits_file), "digits", options)
