@@ -19,7 +19,7 @@ from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
 from vitreous.predict import Classifier, load
 from vitreous.report import InspectOptions
-from vitreous.report.findings import Picked
+from vitreous.report.observe import Picked
 
 
 def sealed(folder: Path, name: str = "model", labels: list[str] | None = None, **changes: Any) -> Path:
@@ -145,6 +145,20 @@ def test_what_inspect_can_not_do_is_said_in_one_line(tmp_path: Path, images: lis
     (tmp_path / "text.png").write_text("text")
     with pytest.raises(DataError, match="none of the 1 images could be read"):
         report.inspect(source, [tmp_path / "text.png"], tmp_path / "out")
+
+
+def test_maps_are_judged_over_the_first_four_images_whatever_the_batch(
+    tmp_path: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = sealed(tmp_path)
+    five = [*images, *images[:2]]
+    together = report.inspect(source, five, tmp_path / "together")["deletion"]
+    monkeypatch.setattr("vitreous.report.observe.TOKENS", 1)  # one image a batch
+    apart = report.inspect(source, five, tmp_path / "apart")["deletion"]
+    assert together["images"] == apart["images"] == 4
+    for name, curves in together["maps"].items():
+        np.testing.assert_allclose(curves["deletion"], apart["maps"][name]["deletion"], rtol=2e-3)
+        np.testing.assert_allclose(curves["insertion"], apart["maps"][name]["insertion"], rtol=2e-3)
 
 
 def test_memory_stays_bounded_over_many_images(tmp_path: Path) -> None:

@@ -156,7 +156,10 @@ class EvaluationTransform:
         """Return the image scaled and cropped, uint8 (h, w, C), smaller than the model's size only before
         padding."""
         planes = [self._fit(plane) for plane in self._planes(image)]
-        return np.ascontiguousarray(planes[0] if len(planes) == 1 else np.concatenate(planes, axis=2))
+        pixels = planes[0] if len(planes) == 1 else np.concatenate(planes, axis=2)
+        return np.require(
+            pixels, requirements=["C", "W"]
+        )  # Pillow's are read-only, of which torch would warn
 
     def padded(self, pixels: np.ndarray) -> np.ndarray:
         """Return pixels on a canvas of the model's size, in its top left corner; the rest has the mean

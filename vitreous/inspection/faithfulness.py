@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitreous.inspection.attention import blocks_of, evaluating, unwrap
 from vitreous.models.vit import VisionTransformer
 
-STEPS = 8
+STEPS = 6
 
 
 class Curves(NamedTuple):
@@ -34,29 +34,25 @@ def deletion_insertion(
     The figure is the probability of the class; without classes, the cosine similarity of the pooled features
     with those of the whole image.
     """
-    order = relevance.flatten(1).argsort(dim=1, descending=True, stable=True)
-    about = "probability of the class" if classes is not None else "similarity to the whole image's features"
-    deletion, insertion = _removals(model, images, [order, order.flip(1)], classes, steps)
-    patches = unwrap(model).config.patches
-    return Curves(_gone(patches, steps) / patches, deletion, insertion, about)
+    order = order_of(relevance)
+    deletion, insertion = removal_curves(model, images, [order, order.flip(1)], classes, steps)
+    return Curves(removed_shares(model, steps), deletion, insertion, meaning(classes))
+
+
+def order_of(relevance: Tensor) -> Tensor:
+    """Return the places of maps (B, h, w) by falling relevance, (B, h·w)."""
+    return relevance.flatten(1).argsort(dim=1, descending=True, stable=True)
+
+
+def random_order(model: nn.Module, count: int, seed: int = 0) -> Tensor:
+    """Return the places of `count` images in random order, (B, h·w): what any map has to beat."""
+    height, width = unwrap(model).config.grid
+    return torch.rand(count, height * width, generator=torch.Generator().manual_seed(seed)).argsort(dim=1)
 
 
 @torch.no_grad()
-def random_removal(
-    model: nn.Module, images: Tensor, classes: Tensor | None = None, steps: int = STEPS, seed: int = 0
-) -> Tensor:
-    """Return the curve (B, S) of patches that leave in a random order: what any map has to beat."""
-    height, width = unwrap(model).config.grid
-    draws = torch.rand(len(images), height * width, generator=torch.Generator().manual_seed(seed))
-    return _removals(model, images, [draws.argsort(dim=1).to(images.device)], classes, steps)[0]
-
-
-def _gone(patches: int, steps: int) -> Tensor:
-    return torch.linspace(0, patches - 1, steps).round().long()
-
-
-def _removals(
-    model: nn.Module, images: Tensor, orders: list[Tensor], classes: Tensor | None, steps: int
+def removal_curves(
+    model: nn.Module, images: Tensor, orders: list[Tensor], classes: Tensor | None, steps: int = STEPS
 ) -> list[Tensor]:
     """Return, for each order (B, places), what the model says as the patches leave: (B, S)."""
     vit = unwrap(model)
@@ -65,6 +61,7 @@ def _removals(
         whole = _answer(vit, start, None)
         curves = []
         for order in orders:
+            order = order.to(images.device)
             if vit.config.time_steps > 1:  # a map is shared by the frames of a clip
                 order = _through_time(order, vit.config.time_steps)
             answers = [whole]
@@ -72,6 +69,21 @@ def _removals(
                 answers.append(_answer(vit, start, order[:, count:]))
             curves.append(torch.stack([_figure(each, whole, classes) for each in answers], dim=1))
     return curves
+
+
+def removed_shares(model: nn.Module, steps: int = STEPS) -> Tensor:
+    """Return the share of the patches that is gone at each step, (S,)."""
+    patches = unwrap(model).config.patches
+    return _gone(patches, steps) / patches
+
+
+def meaning(classes: Tensor | None) -> str:
+    """Say what the curves show."""
+    return "probability of the class" if classes is not None else "similarity to the whole image's features"
+
+
+def _gone(patches: int, steps: int) -> Tensor:
+    return torch.linspace(0, patches - 1, steps).round().long()
 
 
 def _through_time(order: Tensor, frames: int) -> Tensor:

@@ -7,8 +7,8 @@ report.inspect("runs/flowers/best.safetensors", ["a.jpg"], Path("inspection"))
 
 from vitreous.report.document import ClassRow, Gallery, Mistake, Picture, Reliability, Report, environment
 from vitreous.report.evaluation import assess, from_evaluation, write_evaluation
-from vitreous.report.findings import Findings, InspectOptions, findings
 from vitreous.report.inspecting import inspect
+from vitreous.report.observe import Findings, InspectOptions, findings
 from vitreous.report.page import render, write
 from vitreous.report.run import from_run, write_run
 

@@ -23,8 +23,8 @@ from vitreous.report.document import (
     said,
     warn_left_out,
 )
-from vitreous.report.findings import Picked, findings
 from vitreous.report.inspecting import pictures
+from vitreous.report.observe import Picked, findings
 from vitreous.report.page import write
 
 WORST = 24

@@ -19,7 +19,7 @@ from vitreous.models.zoo import get_config
 from vitreous.plot.inside import Line, Pictured, shown
 from vitreous.predict import Classifier, load
 from vitreous.report.document import Gallery, Picture, Report, environment
-from vitreous.report.findings import CNN, Findings, InspectOptions, Looked, Picked, findings
+from vitreous.report.observe import CNN, Findings, InspectOptions, Looked, Picked, findings
 from vitreous.report.page import write
 
 HEADS_OF = 4
@@ -140,7 +140,7 @@ def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
             "deletion",
             "Are the maps right?",
             plot.deletion(found.judged.removed, found.judged.curves, found.judged.random, found.judged.about),
-            f"What the model still says as patches leave, mean over {found.judged.images} images: a map that "
+            f"What the model still says as patches leave, mean of {_images(found.judged.images)}: a map that "
             "falls no faster than random order (above) names patches that don't matter.",
         )
 
@@ -171,6 +171,10 @@ def _of_images(found: Findings) -> Iterator[Drawing]:
             "A longest patch far above the rest is an artefact token, which registers remove; similarity "
             "near 1 means that the patches have become one.",
         )
+
+
+def _images(count: int) -> str:
+    return f"{count} image" + "s" * (count != 1)
 
 
 def _lines(found: Findings) -> list[Line]:

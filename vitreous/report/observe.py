@@ -156,8 +156,8 @@ def _watch(
             looked = [_look(classifier, *each) for each in zip(batch.names, batch.pixels, seen, strict=True)]
             if classifier.labels:
                 _explain(batch, looked, seen, classifier.labels, target, options)
-            if found.judged is None and isinstance(batch.model, VisionTransformer):
-                found.judged = _judge(batch, looked, classifier.labels)
+            if isinstance(batch.model, VisionTransformer):
+                found.judged = _judge(batch, looked, classifier.labels, found.judged)
             found.looked += looked
         if len(ours) < kept:
             ours += [each.features for each in seen]
@@ -263,19 +263,48 @@ def _explain(
         each.maps["Grad-CAM"] = explained.cam[i].cpu().numpy()
 
 
-def _judge(batch: Batch, looked: list[Looked], labels: list[str]) -> Judged:
+def _judge(batch: Batch, looked: list[Looked], labels: list[str], before: Judged | None) -> Judged:
     """Judge the maps of the first images by what the model says without the patches that they name."""
-    some = looked[:JUDGED]
+    done = before.images if before else 0
+    some = looked[: max(0, JUDGED - done)]
+    if before and not some:
+        return before
     images = batch.images[: len(some)]
     classes = torch.tensor([labels.index(each.target) for each in some if each.target]) if labels else None
-    curves, about, removed = {}, "", np.zeros(0)
-    for name in some[0].maps:
-        maps = torch.from_numpy(np.stack([each.maps[name] for each in some])).to(images.device)
-        found = faithfulness.deletion_insertion(batch.model, images, maps, classes)
-        curves[name] = (found.deletion.mean(0).cpu().numpy(), found.insertion.mean(0).cpu().numpy())
-        about, removed = found.about, found.removed.numpy()
-    random = faithfulness.random_removal(batch.model, images, classes).mean(0).cpu().numpy()
-    return Judged(removed, curves, random, about, len(some))
+    names = list(some[0].maps)
+    maps = [torch.from_numpy(np.stack([each.maps[name] for each in some])) for name in names]
+    orders = [order for each in maps for order in (faithfulness.order_of(each), faithfulness.order_of(-each))]
+    orders.append(faithfulness.random_order(batch.model, len(some)))
+    means = [
+        each.mean(0).cpu().numpy()
+        for each in faithfulness.removal_curves(batch.model, images, orders, classes)
+    ]
+    now = Judged(
+        faithfulness.removed_shares(batch.model).numpy(),
+        {name: (means[2 * i], means[2 * i + 1]) for i, name in enumerate(names)},
+        means[-1],
+        faithfulness.meaning(classes),
+        len(some),
+    )
+    return now if before is None else _together(before, now)
+
+
+def _together(first: Judged, second: Judged) -> Judged:
+    """Return the means over the images of both."""
+    count = first.images + second.images
+    ours, theirs = first.images / count, second.images / count
+    return replace(
+        first,
+        curves={
+            name: (
+                ours * fall + theirs * second.curves[name][0],
+                ours * stay + theirs * second.curves[name][1],
+            )
+            for name, (fall, stay) in first.curves.items()
+        },
+        random=ours * first.random + theirs * second.random,
+        images=count,
+    )
 
 
 def _features(
