@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_images import encoded, make_folder, own_cache, picture
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import Batch, Loader, Split, open_data
 from vitreous.data.augment import evaluation_transform
