@@ -30,6 +30,7 @@ RESAMPLING = {
 # Our `none` is stricter than theirs: it has no crop and no flip either.
 PRESETS: dict[str, Augment] = {
     "none": Augment(crop_scale=None, flip=0.0),
+    "mix": Augment(crop_scale=None, flip=0.0, mixup=0.8),  # for images too small to crop
     "light": Augment(randaugment=(2, 0)),
     "medium": Augment(randaugment=(2, 15), mixup=0.2),
     "strong": Augment(randaugment=(2, 20), mixup=0.8),
