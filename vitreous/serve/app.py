@@ -55,7 +55,7 @@ class Service:
         self.meters.inside.set_function(lambda: self.door.images)
         self.batcher = Batcher(classifier.probabilities, self.door, self.meters.batches.observe)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
-        self.ready, self.failure = False, None
+        self.ready = False
 
     async def warm(self) -> None:
         """Measure the model, then take requests."""
@@ -135,14 +135,24 @@ class Service:
         return decode(data, channels, max_pixels=self.settings.max_pixels)
 
 
-def create_app(classifier: Classifier, name: str = "model", settings: Settings | None = None) -> ASGIApp:
-    """Return the ASGI application that serves one classifier."""
+def create_app(
+    classifier: Classifier,
+    name: str = "model",
+    settings: Settings | None = None,
+    give_up: Callable[[BaseException], None] | None = None,
+) -> ASGIApp:
+    """Return the ASGI application that serves one classifier; `give_up` is told if it can't warm up."""
     settings = settings or Settings()
     service = Service(classifier, name, settings)
+
+    def ended(warming: "asyncio.Task[None]") -> None:
+        if not warming.cancelled() and (error := warming.exception()) is not None and give_up is not None:
+            give_up(error)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         warming = asyncio.create_task(service.warm())
+        warming.add_done_callback(ended)
         yield
         if not warming.done():
             warming.cancel()
