@@ -88,3 +88,9 @@ def train_digits(**changes: Any) -> "Classifier":
 def digits() -> "Classifier":
     """A classifier that reads digits."""
     return train_digits()
+
+
+@pytest.fixture(scope="session")
+def digits_file(digits: "Classifier", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That classifier in a sealed file."""
+    return digits.save(tmp_path_factory.mktemp("digits") / "digits.safetensors")

@@ -3,6 +3,7 @@
 Torch and everything that needs it is imported inside the verbs, so that `--help` answers at once.
 """
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vitreous import __version__, console
+from vitreous import console
+from vitreous.config import EvaluateConfig, FinetuneConfig, ProbeConfig, TrainConfig
 from vitreous.errors import VitreousError
+from vitreous.version import __version__
 
 Json = Annotated[bool, tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.")]
 
@@ -208,12 +211,203 @@ def convert(
         console.table(list(row), [list(row.values())])
 
 
+def inspect(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")] = (),
+    *,
+    out: Path = Path("inspection"),
+    compare: str | None = None,
+    class_name: Annotated[str | None, tyro.conf.arg(name="class")] = None,
+    head_fusion: Literal["mean", "max", "min"] = "mean",
+    discard_ratio: float = 0.0,
+    patch: tuple[int, int] | None = None,
+    own_aspect: bool = False,
+    image_size: tuple[int, ...] | None = None,
+    device: str = "cpu",
+    json: Json = False,
+) -> None:
+    """Look inside a model: the paper's figures, as pictures, numbers and a page.
+
+    Args:
+        checkpoint: A file, a folder or hf://owner/name[@revision]; its layout is recognised from the weights.
+        images: Image files, or folders of them. Without any, the figures that the weights alone give.
+        out: Where to write the figures, inspection.json and report.html.
+        compare: Another checkpoint, whose layers are compared with these through the images.
+        class_name: The class that Grad-CAM and gradient rollout explain; the model's answer by default.
+        head_fusion: How rollout makes one map of a layer's heads.
+        discard_ratio: The share of each token's weakest links that rollout cuts, 0 to less than 1.
+        patch: Row and column of a patch to look from, counted from 0; what the model pools by default.
+        own_aspect: Show each image in its own aspect, with as many patches; positions are resampled.
+        image_size: Height and width (one number: square) that the model sees; positions are resampled.
+        device: Where to compute: cpu, cuda, cuda:1, mps.
+    """
+    from vitreous.models.architecture import pair
+    from vitreous.report import InspectOptions
+    from vitreous.report import inspect as run
+
+    document = run(
+        checkpoint,
+        images,
+        out,
+        InspectOptions(
+            fusion=head_fusion,
+            discard=discard_ratio,
+            patch=patch,
+            class_name=class_name,
+            own_aspect=own_aspect,
+        ),
+        compare=compare,
+        image_size=pair(image_size, "--image-size") if image_size else None,
+        device=device,
+        command=_command(),
+    )
+    if json:
+        console.document(document)
+    else:
+        for path in sorted(out.glob("*.png")):
+            console.note(f"wrote {path}")
+        console.table(
+            ["wrote", "holds"],
+            [
+                [
+                    str(out / "report.html"),
+                    "the figures, with how to read them",
+                ],
+                [str(out / "inspection.json"), "the numbers that they show"],
+            ],
+        )
+
+
+def train(
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "digits",
+    *,
+    options: TrainConfig = TrainConfig(),  # noqa: B008
+) -> None:
+    """Train a classifier; options that are not given are chosen from the data, and said with their reasons.
+
+    Args:
+        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
+    """
+    from vitreous import outcome, report
+    from vitreous.train import train
+
+    result = train(data, options)
+    if result.leads:
+        outcome.show(result)
+        console.note(f"report: {report.write_run(result.folder)}")
+
+
+def finetune(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    *,
+    options: FinetuneConfig = FinetuneConfig(),  # noqa: B008
+) -> None:
+    """Fit a trained model to another task: all of it, its head, its last blocks or low-rank updates.
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
+    """
+    from vitreous import outcome, report
+    from vitreous.finetune import finetune
+
+    result = finetune(checkpoint, data, options)
+    if result.leads:
+        outcome.show(result)
+        console.note(f"report: {report.write_run(result.folder)}")
+
+
+def evaluate(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    options: EvaluateConfig = EvaluateConfig(),  # noqa: B008
+    *,
+    json: Json = False,
+) -> None:
+    """Measure a checkpoint: accuracy, per class, confusion, calibration, worst mistakes.
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A folder, CSV, Parquet, shards, .npz, or a name such as digits.
+    """
+    from vitreous import evaluate
+
+    document = evaluate.evaluate(checkpoint, data, options)
+    if options.out is not None:
+        from vitreous import report
+        from vitreous.data import open_data
+
+        opened = open_data(data, data_root=options.data_root, seed=options.seed)
+        page = report.write_evaluation(Path(options.out), document, opened, _command())
+        console.note(f"report: {page}")
+    if json:
+        console.document(document)
+    else:
+        console.table(["figure", "value"], [list(row) for row in evaluate.summary(document)])
+
+
+def probe(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    options: ProbeConfig = ProbeConfig(),  # noqa: B008
+    *,
+    json: Json = False,
+) -> None:
+    """Measure how good frozen features are: nearest neighbours, few-shot least squares, logistic regression.
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A data set; or a suite of them: a .toml file, or vtab.
+    """
+    from vitreous import probe
+
+    if data == "vtab" or data.endswith(".toml"):
+        document = probe.suite(checkpoint, probe.VTAB if data == "vtab" else Path(data), options)
+        columns, rows = probe.suite_table(document)
+    else:
+        document = probe.probe(checkpoint, data, options)
+        columns = ["method", "chosen on val", "accuracy", "from", "to (95 %)", "seconds"]
+        rows = probe.summary(document)
+    if json:
+        console.document(document)
+    else:
+        console.table(columns, rows)
+
+
+def check(
+    data: tyro.conf.Positional[str],
+    *,
+    json: Json = False,
+    grid: str | None = None,
+    pack: str | None = None,
+    data_root: str | None = None,
+) -> None:
+    """Find unreadable files, duplicates, split leaks, thin classes and odd sizes; nothing is changed.
+
+    Args:
+        data: A folder, CSV, Parquet, tar shards, Hugging Face folder, .npz, or a name such as digits.
+        grid: Write a picture with some images of each class to this file.
+        pack: Write the readable images as WebDataset tar shards into this new folder.
+        data_root: Where named data sets are kept.
+    """
+    from vitreous.data.check import run
+
+    run(data, json=json, grid_file=grid, pack_folder=pack, data_root=data_root)
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
+    "train": train,
+    "finetune": finetune,
+    "evaluate": evaluate,
+    "probe": probe,
     "predict": predict,
     "export": export,
     "serve": serve,
     "convert": convert,
+    "check": check,
+    "inspect": inspect,
 }
 
 
@@ -248,6 +442,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error, debug, f"unexpected {kind}: {error} (this is a bug; run again with --debug to see where)"
         )
     return 0
+
+
+def _command() -> str:
+    return shlex.join(["vitreous", *sys.argv[1:]])
 
 
 def _stop(error: BaseException, debug: bool, message: str, status: int = 1) -> int:

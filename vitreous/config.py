@@ -5,6 +5,11 @@ from typing import Literal
 
 Resize = Literal["cover", "exact", "pad", "none"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Optimizer = Literal["adamw", "adam", "sgd", "muon"]
+Schedule = Literal["cosine", "linear", "rsqrt", "constant"]
+Precision = Literal["auto", "bf16", "float32"]
+Compile = Literal["none", "blocks", "whole"]
+Loss = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +62,144 @@ class Augment:
     """Probability that an image is mixed at all, where Mixup or CutMix is on."""
     repeats: int = 1
     """Repeated augmentation: so many differently varied copies of an image in the same global batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a model is trained. What is None is chosen from data and hardware, and said with its reason."""
+
+    out: str | None = None
+    """The run folder; None: runs/NAME-OF-DATA. The same command again goes on where it stopped."""
+    model: str | None = None
+    """A name of `vitreous models`, by timm or the paper; None: a size that fits the data."""
+    image_size: tuple[int, ...] | None = None
+    """Height and width that the model sees; one number: a square."""
+    patch_size: tuple[int, ...] | None = None
+    """Height and width of a patch; one number: a square."""
+    epochs: int | None = None
+    """Passes over the training images."""
+    time_budget: str | None = None
+    """Train as long as fits into this time, such as 90s, 10m or 1.5h, instead of a number of epochs."""
+    batch_size: int | None = None
+    """Images a step, over all ranks and micro-batches."""
+    micro_batch: int | None = None
+    """Images a rank computes at a time; None: the whole of its share, less where memory is short."""
+    optimizer: Optimizer = "adamw"
+    lr: float | None = None
+    """Peak learning rate."""
+    schedule: Schedule = "cosine"
+    warmup: float = 0.1
+    """Part of all steps over which the learning rate rises."""
+    weight_decay: float | None = None
+    """As AdamW takes it (big_vision's wd over its learning rate); norms, biases, positions don't decay."""
+    layer_decay: float = 1.0
+    """Each layer below the head learns at this times the rate of the one above."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0: any."""
+    ema: float | None = None
+    """Decay of the weights' moving average, which is what is evaluated and kept; 0: none."""
+    loss: Loss | None = None
+    """softmax: one class an image; sigmoid: a yes or no for each class. None: by the kind of labels."""
+    label_smoothing: float | None = None
+    balance: Literal["none", "loss", "sampler"] = "none"
+    """Against rare classes: weigh them in the loss, or draw them more often."""
+    augment: Literal["none", "light", "medium", "strong"] | None = None
+    """How strongly training images are varied."""
+    drop_path: float | None = None
+    """Stochastic depth of the last block."""
+    seed: int = 0
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    workers: int | None = None
+    """Processes that read images."""
+    precision: Precision = "auto"
+    """bf16: matrix products in bf16; auto: that where the hardware has it and it is faster."""
+    compile: Compile | Literal["auto"] = "auto"
+    """auto: on for GPUs. blocks compiles faster, whole runs faster."""
+    checkpointing: bool = False
+    """Keep only each block's input and compute the rest again: less memory, a third more time."""
+    shard: bool = False
+    """With several ranks: split parameters, gradients and optimizer state among them (FSDP2)."""
+    save_every: int | None = None
+    """Steps between checkpoints; None: five minutes."""
+    keep: int = 3
+    """How many checkpoints to keep."""
+    on_nan: Literal["stop", "rollback"] = "stop"
+    """A loss or gradient that is not finite: stop, or go back a checkpoint and leave that batch out."""
+    data_root: str | None = None
+    """Where data sets that are given by name lie."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the run folder."""
+    wandb: bool = False
+    """Also log to Weights & Biases."""
+    mlflow: bool = False
+    """Also log to MLflow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(TrainConfig):
+    """How a trained model is fitted to another task; else as in training."""
+
+    tune: str = "full"
+    """What learns: full, head, last:N (the head and the last N blocks), lora or lora:RANK."""
+    recipe: Literal["auto", "paper", "modern", "none"] = "auto"
+    """paper: SGD with momentum, cosine, no decay; modern: AdamW with layer-wise decay; auto: by the number of
+    images; none: only what the other options say."""
+    keep_head: bool = False
+    """Keep the head's rows of classes that both know; else the head starts at zero."""
+    heads: int | None = None
+    """Attention heads, for bare weights of a shape that nobody published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What is measured, and on what."""
+
+    split: str | None = None
+    """train, val, test or all; None: test, else val."""
+    out: str | None = None
+    """Write `evaluation.json` and `report.html` into this folder."""
+    batch_size: int = 64
+    workers: int = 0
+    device: str = "cpu"
+    data_root: str | None = None
+    """Where data sets that are given by name lie."""
+    seed: int = 0
+    """Of the held-out part, of bootstraps and of corruptions."""
+    restrict: bool = False
+    """Choose only among the data's classes, as is usual for ImageNet-A and -R."""
+    real_labels: str | None = None
+    """ImageNet's real.json: also measure against reassessed labels."""
+    compare: str | None = None
+    """A second checkpoint, measured on the same images, with a paired test."""
+    calibrate: bool = False
+    """Fit a temperature (or each label's threshold) on the val split, and write it into the sealed file."""
+    corruptions: bool = False
+    """Also measure under ImageNet-C's fifteen corruptions at five severities."""
+    resolutions: tuple[int, ...] = ()
+    """Also measure at these image sizes; positions are resampled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """How features are taken and judged."""
+
+    method: Literal["knn", "fewshot", "linear", "all"] = "all"
+    layer: int = -1
+    """Take the tokens after this block; -1: the last."""
+    pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
+    """How tokens become one vector: the model's own way, or another."""
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    """Images a class, for fewshot."""
+    seeds: int = 5
+    """Draws of those images."""
+    train_limit: int | None = None
+    """Use at most so many training images (a suite of data sets: 1,000, as VTAB does)."""
+    batch_size: int = 64
+    workers: int = 0
+    device: str = "cpu"
+    data_root: str | None = None
+    """Where data sets that are given by name lie."""
+    seed: int = 0
+    cache: str | None = None
+    """Keep features in this folder; None: the user's cache."""

@@ -6,6 +6,7 @@ Because only results reach stdout, `--json` keeps it clean by construction.
 
 import json
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,3 +78,54 @@ def _line(message: str, style: str | None) -> None:
         Console(stderr=True).print(Text(message, style=style), soft_wrap=True)
     else:
         sys.stderr.write(message + "\n")
+
+
+class Progress:
+    """Says how far a long piece of work is: a bar on a terminal, elsewhere a plain line now and then."""
+
+    def __init__(self, total: int, *, done: int = 0, quiet: bool = False, every: float = 10.0) -> None:
+        self._every = every
+        self._last = time.monotonic()
+        self._quiet = quiet
+        self._bar: Any = None
+        if sys.stderr.isatty() and not quiet:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+            self._bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task("", total=total, completed=done)
+
+    def update(self, done: int, total: int, text: str, left: float | None = None) -> None:
+        """Say that `done` of `total` steps are done, and how it goes; `left` is the time in seconds."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, description=text)
+        elif not self._quiet and (time.monotonic() - self._last >= self._every or done == total):
+            self._last = time.monotonic()
+            note(f"step {done:,} of {total:,}: {text}" + (f", {duration(left)} left" if left else ""))
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: 42s, 3m 20s, 2h 05m."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+
+
+def size(count: float) -> str:
+    """Return a number of bytes for people: 512 B, 1.4 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

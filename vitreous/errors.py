@@ -27,6 +27,22 @@ class DataError(VitreousError):
     """Images or labels that can't be used."""
 
 
+class OptionError(VitreousError, ValueError):
+    """An option whose value is not allowed, or does not fit the others."""
+
+
+class ResumeError(VitreousError):
+    """A run folder that is in use, was started otherwise, or can't be written or gone on with."""
+
+
+class DiskFullError(ResumeError):
+    """A checkpoint that the disk has no room for."""
+
+
+class TrainingError(VitreousError):
+    """A run that can't go on: its loss or gradient is no longer a number, or no memory is left."""
+
+
 class MissingDependencyError(VitreousError):
     """An optional package that this verb needs is not installed."""
 

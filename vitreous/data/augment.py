@@ -115,10 +115,18 @@ class Draws:
 def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Turn uint8 (…, C, H, W) into the model's float32: pixels in [0, 1], minus the mean, over the
     deviation."""
-    mean = torch.tensor(preprocessing.mean, device=images.device)[:, None, None]
-    std = torch.tensor(preprocessing.std, device=images.device)[:, None, None]
-    scaled = torch.empty(images.shape, dtype=torch.float32, device=images.device).copy_(images)  # contiguous
-    return scaled.div_(255).sub_(mean).div_(std)
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64) for values in (preprocessing.mean, preprocessing.std)
+    )
+    scale = (1 / (255 * std)).float().to(images.device)[:, None, None]
+    shift = (mean / std).float().to(images.device)[:, None, None]
+    scaled = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+    # Image by image on the CPU: one image stays in its cache over the three passes, a batch would not.
+    for source, target in (
+        zip(images, scaled, strict=True) if images.device.type == "cpu" else [(images, scaled)]
+    ):
+        target.copy_(source).mul_(scale).sub_(shift)
+    return scaled
 
 
 class EvaluationTransform:
@@ -129,13 +137,15 @@ class EvaluationTransform:
 
     def __call__(self, image: Image.Image | np.ndarray) -> Tensor:
         """Return float32 (C, H, W)."""
-        return normalize(torch.from_numpy(self.pixels(image)).permute(2, 0, 1), self.preprocessing)
+        return self._normalized(self.pixels(image))
+
+    def _normalized(self, pixels: np.ndarray) -> Tensor:
+        return normalize(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], self.preprocessing)[0]
 
     def with_mask(self, image: Image.Image | np.ndarray) -> tuple[Tensor, Tensor]:
         """Return (C, H, W) and the patches that hold some of the image, bool (N,); the others are padding."""
         fitted = self.fitted(image)
-        pixels = torch.from_numpy(self.padded(fitted)).permute(2, 0, 1)
-        return normalize(pixels, self.preprocessing), torch.from_numpy(self.mask(*fitted.shape[:2]))
+        return self._normalized(self.padded(fitted)), torch.from_numpy(self.mask(*fitted.shape[:2]))
 
     def pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
         """Return the uint8 pixels that the model will see, (H, W, C); what remains is to normalise them."""
@@ -184,7 +194,7 @@ class EvaluationTransform:
         if scaled != (image.height, image.width):
             method = RESAMPLING[self.preprocessing.interpolation]
             image = image.resize((scaled[1], scaled[0]), method)
-        pixels = np.asarray(image)
+        pixels = np.array(image)  # a copy: torch wants memory that could be written
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         if self.preprocessing.resize == "pad":
             return pixels

@@ -27,6 +27,8 @@ MAX_BYTES = 1 << 30
 
 # Our own limit is lower and is an error; Pillow's warning would be a second, vaguer line about the same file.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+# Photographs with a damaged EXIF block are common, and nothing can be done about them.
+warnings.filterwarnings("ignore", "Corrupt EXIF data|Truncated File Read", UserWarning)
 
 ORIENTATION_TAG = 0x0112
 TRANSPOSES = {
@@ -82,7 +84,7 @@ def open_header(data: bytes, *, max_pixels: int = MAX_PIXELS, name: str = "image
         raise DataError(f"{name}: the file is empty")
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except Image.DecompressionBombError as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{name}: {_too_large(str(error), max_pixels)}") from None
     except Exception as error:
         raise DataError(

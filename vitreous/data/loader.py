@@ -1,6 +1,9 @@
 """Batches on a device, in an order that is a function of (seed, epoch, position); workers only change the
 speed."""
 
+import contextlib
+import math
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +24,8 @@ from vitreous.data.split import ArrayImages, Split
 from vitreous.data.store import cache_root
 from vitreous.errors import DataError
 
-MAX_RESIDENT = 4 << 30
-"""An array of at most so many bytes is kept on the accelerator as a whole."""
+SMALL_BATCH = 1 << 22
+"""Pixels below which a batch is not worth a second thread."""
 
 
 @dataclass
@@ -153,13 +156,32 @@ class Loader:
             yield from self._overlapped(raws, epoch)
         else:
             for raw in raws:
-                yield self._finish(raw, epoch)
+                with self._threads():
+                    batch = self._finish(raw, epoch)
+                yield batch
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Work in one thread where more would only get in the way: on small batches, and beside busy
+        workers."""
+        size = self.order.batch_size * math.prod(self.preprocessing.image_size) * self.preprocessing.channels
+        before = torch.get_num_threads()
+        if self.on_device or before == 1 or (size > SMALL_BATCH and self.workers == 0):
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def _raws(self, epoch: int, start: int) -> Iterator[Raw]:
         steps = range(start, self.steps_per_epoch)
         if self.workers == 0 or self.pipeline.array is not None:  # arrays in memory need no help
             for step in steps:
-                yield self._note(self.pipeline[epoch, step])
+                with self._threads():
+                    raw = self.pipeline[epoch, step]
+                yield self._note(raw)
             return
         self.steps.epoch, self.steps.steps = epoch, steps
         if self._loader is None:
@@ -171,6 +193,7 @@ class Loader:
                 collate_fn=_same,
                 pin_memory=self.device.type == "cuda",
                 persistent_workers=True,
+                worker_init_fn=_leave_ctrl_c,
                 # Its own: the global one must not depend on the number of workers
                 generator=torch.Generator(),
             )
@@ -210,15 +233,13 @@ class Loader:
     def _finish(self, raw: Raw, epoch: int) -> Batch:
         """Do on the device what is done in batches: colour operations, normalising, erasing, mixing."""
         images = raw.images.to(self.device, non_blocking=True)
-        indices = raw.indices.numpy()
+        indices, numbers = raw.indices, torch.from_numpy(raw.indices[: raw.size])
         targets = self._targets(indices)
         count = raw.size
         mask = None if raw.mask is None else raw.mask[:count].to(self.device, non_blocking=True)
         if self.augment is None or count == 0:
-            return Batch(
-                normalize(images[:count], self.preprocessing), targets[:count], raw.indices[:count], mask
-            )
-        draws = Draws(self.augment, self.seed, epoch, indices, raw.copies.numpy())
+            return Batch(normalize(images[:count], self.preprocessing), targets[:count], numbers, mask)
+        draws = Draws(self.augment, self.seed, epoch, indices, raw.copies)
         if self.on_device and draws.operate.shape[1]:
             images = operations.apply_batch(images, operations.choose(self.augment, draws.operate))
         pixels = normalize(images, self.preprocessing)
@@ -226,17 +247,17 @@ class Loader:
         if self.augment.erase > 0:
             chances = draws.uniforms(ERASE, mix.ERASE_DRAWS)
             boxes = mix.erase_boxes(chances, self.augment.erase, height, width)
-            seeds = words(self.seed, epoch, indices, raw.copies.numpy(), ERASE)
+            seeds = words(self.seed, epoch, indices, raw.copies, ERASE)
             pixels = mix.erase(pixels, boxes, seeds)
         if raw.partner is not None:
             own, boxes = mix.mix_shares(
                 self.augment, draws.uniforms(MIX, mix.MIX_DRAWS)[:count], height, width
             )
-            others = raw.partner.to(self.device)
+            others = torch.from_numpy(raw.partner).to(self.device)
             pixels = mix.mix(pixels[:count], pixels[others], own, boxes)
             soft = self._soft(targets)
             targets = mix.mix_targets(soft[:count], soft[others], own)
-        return Batch(pixels[:count], targets[:count], raw.indices[:count], mask)
+        return Batch(pixels[:count], targets[:count], numbers, mask)
 
     def _targets(self, indices: np.ndarray) -> Tensor:
         targets = torch.from_numpy(self.split.targets[indices])
@@ -264,7 +285,7 @@ def resolve(augment: str | Augment, split: Split, preprocessing: Preprocessing) 
             augment = replace(augment, randaugment=(0, 0))
     if preprocessing.resize == "pad":
         augment = replace(augment, crop_scale=None)  # native aspect: the whole image is seen
-    operations.check_channels(augment, preprocessing.channels)
+    operations.check_operations(augment, preprocessing.channels)
     return augment
 
 
@@ -281,6 +302,11 @@ def _check(split: Split, batch_size: int, rank: int, world_size: int, workers: i
         raise DataError(f"{workers} workers: 0 (in this process) or more")
     if sampler not in ("uniform", "balanced"):
         raise DataError(f"unknown sampler {sampler!r}: uniform or balanced")
+
+
+def _leave_ctrl_c(_: int) -> None:
+    """Leave Ctrl-C, which a terminal sends to every process, to the main one: it may want to save first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _same(raw: Any) -> Any:

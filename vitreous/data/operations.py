@@ -7,6 +7,7 @@ depend on where it is computed. A batch is grouped by operation: one kernel call
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from vitreous.config import Augment
+from vitreous.data.lookup import FASTER
 from vitreous.errors import DataError
 
 BINS = 31  # torchvision's number of magnitudes
@@ -51,20 +53,29 @@ def _gray(image: Any) -> Any:
     return image if channels == 1 else F.rgb_to_grayscale(image, num_output_channels=3)
 
 
-# name → (strength at magnitude m of 30, has a sign, function of image and strength)
-RANDAUGMENT: dict[str, tuple[Callable[[float], float], bool, Callable[[Any, float], Any]]] = {
+def _up_to(maximum: float) -> Callable[[int], float]:
+    """Return the strength at a magnitude of 0 to 30, with torchvision's rounding."""
+    return lambda m: float(torch.linspace(0.0, maximum, BINS)[m])
+
+
+# name → (strength at magnitude m, has a sign, function of image and strength)
+RANDAUGMENT: dict[str, tuple[Callable[[int], float], bool, Callable[[Any, float], Any]]] = {
     "Identity": (lambda m: 0.0, False, lambda image, s: image),
-    "ShearX": (lambda m: 0.3 * m, True, lambda image, s: _shear(image, s, 0.0)),
-    "ShearY": (lambda m: 0.3 * m, True, lambda image, s: _shear(image, 0.0, s)),
-    "TranslateX": (lambda m: 150 / 331 * m, True, lambda image, s: _translate(image, s, 0.0)),
-    "TranslateY": (lambda m: 150 / 331 * m, True, lambda image, s: _translate(image, 0.0, s)),
-    "Rotate": (lambda m: 30.0 * m, True, lambda image, s: F.rotate(image, angle=s)),
-    "Brightness": (lambda m: 0.9 * m, True, lambda image, s: F.adjust_brightness(image, 1.0 + s)),
-    "Color": (lambda m: 0.9 * m, True, lambda image, s: F.adjust_saturation(image, 1.0 + s)),
-    "Contrast": (lambda m: 0.9 * m, True, lambda image, s: F.adjust_contrast(image, 1.0 + s)),
-    "Sharpness": (lambda m: 0.9 * m, True, lambda image, s: F.adjust_sharpness(image, 1.0 + s)),
-    "Posterize": (lambda m: 8 - round(4 * m), False, lambda image, s: F.posterize(image, bits=int(s))),
-    "Solarize": (lambda m: 1.0 - m, False, lambda image, s: F.solarize(image, threshold=255.0 * s)),
+    "ShearX": (_up_to(0.3), True, lambda image, s: _shear(image, s, 0.0)),
+    "ShearY": (_up_to(0.3), True, lambda image, s: _shear(image, 0.0, s)),
+    "TranslateX": (lambda m: 150 / 331 * m / 30, True, lambda image, s: _translate(image, s, 0.0)),
+    "TranslateY": (lambda m: 150 / 331 * m / 30, True, lambda image, s: _translate(image, 0.0, s)),
+    "Rotate": (_up_to(30.0), True, lambda image, s: F.rotate(image, angle=s)),
+    "Brightness": (_up_to(0.9), True, lambda image, s: F.adjust_brightness(image, 1.0 + s)),
+    "Color": (_up_to(0.9), True, lambda image, s: F.adjust_saturation(image, 1.0 + s)),
+    "Contrast": (_up_to(0.9), True, lambda image, s: F.adjust_contrast(image, 1.0 + s)),
+    "Sharpness": (_up_to(0.9), True, lambda image, s: F.adjust_sharpness(image, 1.0 + s)),
+    "Posterize": (lambda m: 8 - round(4 * m / 30), False, lambda image, s: F.posterize(image, bits=int(s))),
+    "Solarize": (
+        lambda m: float(torch.linspace(1.0, 0.0, BINS)[m]),
+        False,
+        lambda image, s: F.solarize(image, threshold=255.0 * s),
+    ),
     "AutoContrast": (lambda m: 0.0, False, lambda image, s: F.autocontrast(image)),
     "Equalize": (lambda m: 0.0, False, lambda image, s: F.equalize(image)),
 }
@@ -104,8 +115,7 @@ def _choose(augment: Augment, draws: list[float]) -> list[Operation]:
     count, magnitude = augment.randaugment
     for k in range(count):
         name = NAMES[int(draws[2 * k] * len(NAMES))]
-        strength, signed, _ = RANDAUGMENT[name]
-        value = strength(magnitude / (BINS - 1))
+        value, signed = _strength(name, magnitude), RANDAUGMENT[name][1]
         chosen.append(Operation(name, -value if signed and draws[2 * k + 1] < 0.5 else value))
     rest = draws[2 * count :]
     if augment.three_augment:
@@ -117,6 +127,11 @@ def _choose(augment: Augment, draws: list[float]) -> list[Operation]:
         spread = augment.color_jitter
         chosen += [Operation(n, 1 + spread * (2 * _level(u) - 1)) for n, u in zip(JITTER, rest, strict=False)]
     return [operation for operation in chosen if not _is_nothing(operation)]
+
+
+@cache
+def _strength(name: str, magnitude: int) -> float:
+    return RANDAUGMENT[name][0](magnitude)
 
 
 def _level(draw: float) -> float:
@@ -134,8 +149,10 @@ def _is_nothing(operation: Operation) -> bool:
     )
 
 
-def check_channels(augment: Augment, channels: int) -> None:
-    """Refuse colour operations on what is neither gray nor RGB."""
+def check_operations(augment: Augment, channels: int) -> None:
+    """Refuse magnitudes that do not exist, and colour operations on what is neither gray nor RGB."""
+    if not 0 <= augment.randaugment[1] < BINS:
+        raise DataError(f"RandAugment's magnitude {augment.randaugment[1]} is out of range: 0 to {BINS - 1}")
     if draws_needed(augment) and channels not in (1, 3):
         raise DataError(
             f"RandAugment, 3-Augment and colour jitter need 1 or 3 channels, not {channels}: set them off, "
@@ -146,7 +163,7 @@ def check_channels(augment: Augment, channels: int) -> None:
 def apply_image(image: Image.Image, operations: Sequence[Operation]) -> Image.Image:
     """Apply an image's operations to it."""
     for name, strength in operations:
-        image = FUNCTIONS[name](image, strength)
+        image = FASTER.get(name, FUNCTIONS[name])(image, strength)
     return image
 
 
@@ -154,10 +171,44 @@ def apply_batch(images: Tensor, operations: Sequence[Sequence[Operation]]) -> Te
     """Apply each image's own operations to uint8 (B, C, H, W), in place, grouped by operation."""
     for k in range(max(map(len, operations), default=0)):
         groups: dict[Operation, list[int]] = {}
+        moved: list[tuple[int, Operation]] = []
         for index, chosen in enumerate(operations):
-            if k < len(chosen):
+            if k < len(chosen) and chosen[k].name in GEOMETRIC:
+                moved.append((index, chosen[k]))
+            elif k < len(chosen):
                 groups.setdefault(chosen[k], []).append(index)
+        if moved:
+            rows = torch.tensor([index for index, _ in moved], device=images.device)
+            images[rows] = _move(images[rows], [operation for _, operation in moved])
         for (name, strength), members in groups.items():
             rows = torch.tensor(members, device=images.device)
             images[rows] = FUNCTIONS[name](images[rows], strength)
     return images
+
+
+GEOMETRIC = frozenset({"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"})
+
+
+def _move(images: Tensor, operations: Sequence[Operation]) -> Tensor:
+    """Shear, shift or turn every image of uint8 (B, C, H, W) by its own amount, in one call."""
+    height, width = images.shape[2:]
+    matrices = torch.tensor(
+        [_inverse(operation, height, width) for operation in operations], device=images.device
+    )
+    grid = torch.nn.functional.affine_grid(matrices, list(images.shape), align_corners=False)
+    moved = torch.nn.functional.grid_sample(images.float(), grid, mode="nearest", align_corners=False)
+    return moved.to(torch.uint8)
+
+
+def _inverse(operation: Operation, height: int, width: int) -> list[list[float]]:
+    """Return where in the source a target pixel comes from, in units of half the image from its centre."""
+    name, s = operation
+    if name == "Rotate":
+        cos, sin = math.cos(math.radians(s)), math.sin(math.radians(s))
+        return [[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]]
+    if name in ("TranslateX", "TranslateY"):
+        x, y = (s, 0.0) if name == "TranslateX" else (0.0, s)
+        return [[1.0, 0.0, -2 * int(x * width) / width], [0.0, 1.0, -2 * int(y * height) / height]]
+    if name == "ShearX":  # about the top left corner: a pixel moves by s times its height
+        return [[1.0, s * height / width, s * height / width], [0.0, 1.0, 0.0]]
+    return [[1.0, 0.0, 0.0], [s * width / height, 1.0, s * width / height]]

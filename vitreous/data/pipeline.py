@@ -2,6 +2,7 @@
 random state."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import operations
@@ -17,7 +19,7 @@ from vitreous.data.cache import ImageCache
 from vitreous.data.mix import partners
 from vitreous.data.order import Order, share, words
 from vitreous.data.resample import crop_resize
-from vitreous.data.split import ArrayImages, Split
+from vitreous.data.split import ArrayImages, Split, to_image, to_pixels
 from vitreous.errors import DataError
 
 CHUNK = 16
@@ -32,9 +34,9 @@ class Raw(NamedTuple):
 
     images: Tensor
     """uint8 (R, C, H, W): the rank's images, then partners that other ranks own."""
-    indices: Tensor
-    copies: Tensor
-    partner: Tensor | None
+    indices: np.ndarray
+    copies: np.ndarray
+    partner: np.ndarray | None
     """Which row each of the rank's images is mixed with."""
     size: int
     """How many of the rows are the rank's own."""
@@ -98,7 +100,7 @@ class Pipeline:
             paired = partners(len(indices))[own]
             rows = np.concatenate([own, np.setdiff1d(paired, own)])
             place = {int(row): k for k, row in enumerate(rows)}
-            partner = torch.tensor([place[int(p)] for p in paired])
+            partner = np.array([place[int(p)] for p in paired])
         chosen, copies = indices[rows].copy(), copies[rows].copy()
         bad: list[tuple[int, str]] = []
         if self.array is not None and (self.augment is not None or self._takes_as_is()):
@@ -111,7 +113,7 @@ class Pipeline:
             own = rows
         if self.cache is not None:
             self.cache.release()
-        return Raw(images, torch.from_numpy(chosen), torch.from_numpy(copies), partner, len(own), mask, bad)
+        return Raw(images, chosen, copies, partner, len(own), mask, bad)
 
     def _takes_as_is(self) -> bool:
         """Tell whether evaluation leaves the pixels of an array as they are."""
@@ -170,8 +172,8 @@ class Pipeline:
         """Load, crop, flip and operate image by image; an unreadable file's place is taken by another
         image."""
         assert self.augment is not None
-        height, width = self.preprocessing.image_size
-        images = torch.empty((len(indices), self.preprocessing.channels, height, width), dtype=torch.uint8)
+        batch = _empty((len(indices), self.preprocessing.channels, *self.preprocessing.image_size))
+        images = batch.numpy()
         masks: list[np.ndarray] = []
         for start in range(0, len(indices), CHUNK):
             rows = range(start, min(start + CHUNK, len(indices)))
@@ -181,14 +183,14 @@ class Pipeline:
             chosen = operations.choose(self.augment, draws.operate) if self.operate else [[]] * len(loaded)
             if self.crops:
                 sizes = np.array([pixels.shape[:2] for pixels in loaded])
-                boxes = draws.boxes(sizes[:, 0], sizes[:, 1])
-                loaded = [
-                    self._cropped(pixels, box) for pixels, box in zip(loaded, boxes.tolist(), strict=True)
-                ]
+                boxes = draws.boxes(sizes[:, 0], sizes[:, 1]).tolist()
+                loaded = [self._cropped(pixels, box) for pixels, box in zip(loaded, boxes, strict=True)]
             for k, pixels in enumerate(loaded):
-                masks.append(self.transform.mask(*pixels.shape[:2])) if self.pads else None
-                images[start + k] = self._varied(pixels, bool(draws.flip[k]), chosen[k])
-        return images, torch.from_numpy(np.stack(masks)) if masks else None
+                if self.pads:
+                    masks.append(self.transform.mask(*pixels.shape[:2]))
+                varied = _varied(pixels, bool(draws.flip[k]), chosen[k])
+                images[start + k] = self.transform.padded(varied).transpose(2, 0, 1)
+        return batch, torch.from_numpy(np.stack(masks)) if masks else None
 
     def _load_or_replace(
         self,
@@ -225,8 +227,7 @@ class Pipeline:
         if self.crops:
             shortest = storage_size(self.preprocessing.image_size)
             image = shrink(self.split.images.read(index, channels, shortest=shortest), shortest)
-            pixels = np.asarray(image)
-            pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+            pixels = to_pixels(image)
         elif self.array is not None:
             pixels = self.transform.fitted(self.array[index].permute(1, 2, 0).numpy())
         else:
@@ -242,28 +243,9 @@ class Pipeline:
         part = pixels[top : top + height, left : left + width]
         size, method = self.preprocessing.image_size, self.preprocessing.interpolation
         if method not in ("bilinear", "bicubic"):
-            planes = [part[..., 0]] if part.shape[2] == 1 else [part]
-            resized = np.asarray(
-                Image.fromarray(np.ascontiguousarray(planes[0])).resize(
-                    (size[1], size[0]), RESAMPLING[method]
-                )
-            )
-            return resized[..., None] if resized.ndim == 2 else resized
+            return to_pixels(to_image(part).resize((size[1], size[0]), RESAMPLING[method]))
         source = torch.from_numpy(part.copy()).permute(2, 0, 1)[None]
         return F.interpolate(source, size=size, mode=method, antialias=True)[0].permute(1, 2, 0).numpy()
-
-    def _varied(self, pixels: np.ndarray, flip: bool, chosen: list[operations.Operation]) -> Tensor:
-        """Flip, operate and pad one image; return (C, H, W)."""
-        if flip:
-            pixels = pixels[:, ::-1]
-        if chosen:
-            image = Image.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
-            pixels = np.asarray(operations.apply_image(image, chosen))
-            pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-        pixels = self.transform.padded(pixels)
-        return torch.from_numpy(
-            np.array(pixels, copy=None if pixels.flags.writeable and not flip else True)
-        ).permute(2, 0, 1)
 
     def _evaluation(
         self, indices: np.ndarray, bad: list[tuple[int, str]]
@@ -278,8 +260,27 @@ class Pipeline:
                 bad.append((index, str(error)))
         masks = [self.transform.mask(*pixels.shape[:2]) for pixels in loaded] if self.pads else []
         height, width = self.preprocessing.image_size
-        images = torch.empty((len(loaded), self.preprocessing.channels, height, width), dtype=torch.uint8)
+        batch = _empty((len(loaded), self.preprocessing.channels, height, width))
+        images = batch.numpy()
         for k, pixels in enumerate(loaded):
-            images[k] = torch.from_numpy(self.transform.padded(pixels).copy()).permute(2, 0, 1)
+            images[k] = self.transform.padded(pixels).transpose(2, 0, 1)
         mask = torch.from_numpy(np.stack(masks)) if masks else None
-        return images, mask, np.array(good, np.int64)
+        return batch, mask, np.array(good, np.int64)
+
+
+def _empty(shape: tuple[int, ...]) -> Tensor:
+    """Return room for a batch; in a worker in shared memory at once, as torch's own collation does."""
+    if get_worker_info() is None or 0 in shape:
+        return torch.empty(shape, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, torch.Size(shape))  # pyright: ignore
+
+
+def _varied(pixels: np.ndarray, flip: bool, chosen: Sequence[operations.Operation]) -> np.ndarray:
+    """Flip an image (h, w, C) and apply its operations."""
+    if not chosen:
+        return pixels[:, ::-1] if flip else pixels
+    image = to_image(pixels)
+    if flip:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return to_pixels(operations.apply_image(image, chosen))

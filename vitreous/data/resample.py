@@ -25,12 +25,13 @@ def _kernel(x: Tensor, interpolation: str) -> Tensor:
 def weights(start: Tensor, length: Tensor, source: int, size: int, interpolation: str) -> Tensor:
     """Return (B, size, source) rows that resample [start, start + length) of a line, and see nothing outside
     it."""
-    start, length = start.double()[:, None, None], length.double()[:, None, None]
+    exact = torch.float32 if source <= 512 else torch.float64  # enough for a thousandth of a grey level
+    start, length = start.to(exact)[:, None, None], length.to(exact)[:, None, None]
     scale = length / size
     centres = start + (torch.arange(size, device=start.device)[None, :, None] + 0.5) * scale  # (B, size, 1)
     pixels = torch.arange(source, device=start.device)[None, None, :]  # (1, 1, source)
     if interpolation == "nearest":
-        rows = (pixels == centres.floor()).double()
+        rows = (pixels == centres.floor()).to(exact)
     else:
         rows = _kernel((pixels + 0.5 - centres) / scale.clamp(min=1.0), interpolation)
     inside = (pixels >= start) & (pixels < start + length)
@@ -47,15 +48,16 @@ def crop_resize(
 ) -> Tensor:
     """Cut each image's box (top, left, height, width) out of uint8 (B, C, H, W) and resize it to `size`.
 
-    Equals Pillow's crop and resize within one grey level: as there, the result of the horizontal pass is
-    rounded."""
+    Equals Pillow's crop and resize within one grey level, or two for one pixel in a thousand: as there, the
+    result of the horizontal pass is rounded."""
     box = torch.from_numpy(np.ascontiguousarray(boxes)).to(images.device)
     across = weights(box[:, 1], box[:, 3], images.shape[3], size[1], interpolation)  # (B, w, W)
     down = weights(box[:, 0], box[:, 2], images.shape[2], size[0], interpolation)  # (B, h, H)
     if flip is not None and flip.any():
         mirrored = torch.from_numpy(np.ascontiguousarray(flip)).to(images.device)
         across = torch.where(mirrored[:, None, None], across.flip(1), across)
-    rows = torch.matmul(images.float(), across[:, None].transpose(2, 3))  # (B, C, H, w)
+    lines = images.float().flatten(1, 2)  # (B, C·H, W)
+    rows = torch.bmm(lines, across.transpose(1, 2)).view(*images.shape[:3], size[1])  # (B, C, H, w)
     result = torch.matmul(down[:, None], _rounded(rows))  # (B, C, h, w)
     return _rounded(result).to(torch.uint8)
 

@@ -125,8 +125,7 @@ class ArrayImages:
         pixels = self.pixels[index]
         if pixels.shape[-1] not in (1, 3, 4):
             raise DataError(f"an array of {pixels.shape[-1]} channels is no picture: only arrays can hold it")
-        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-        return to_channels(image, channels)
+        return to_channels(to_image(pixels), channels)
 
     def array(self, channels: int) -> np.ndarray:
         """Return all pixels with the wanted number of channels, (N, H, W, C)."""
@@ -136,7 +135,7 @@ class ArrayImages:
         if have == 1 and channels == 3:
             return np.repeat(self.pixels, 3, axis=-1)
         if have in (3, 4) and channels in (1, 3):
-            return np.stack([_pixels(self.read(i, channels)) for i in range(len(self))])
+            return np.stack([to_pixels(self.read(i, channels)) for i in range(len(self))])
         raise DataError(
             f"arrays of {have} channels can't be read as {channels}: set the model's channels to {have}"
         )
@@ -148,9 +147,20 @@ class ArrayImages:
         return chosen
 
 
-def _pixels(image: Image.Image) -> np.ndarray:
+def to_pixels(image: Image.Image) -> np.ndarray:
+    """Return an image as an array (H, W, C)."""
     pixels = np.asarray(image)
     return pixels[..., None] if pixels.ndim == 2 else pixels
+
+
+def to_image(pixels: np.ndarray) -> Image.Image:
+    """Return a gray, RGB or RGBA array (H, W, C) as an image."""
+    if pixels.shape[2] == 3 and pixels.strides[1] == 1:  # planes side by side, as torch's kernels leave them
+        size = (pixels.shape[1], pixels.shape[0])
+        return Image.merge(
+            "RGB", [Image.frombuffer("L", size, pixels[..., c], "raw", "L", 0, 1) for c in range(3)]
+        )
+    return Image.fromarray(np.ascontiguousarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
 
 
 Images = EncodedImages | ArrayImages

@@ -45,7 +45,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
 def load_arrays(path: Path) -> dict[str, np.ndarray] | None:
     """Read a file of arrays that we wrote, or None where there is none that can be read."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
     except Exception:  # a damaged file of ours is made again
         return None

@@ -7,11 +7,11 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from vitreous import __version__
 from vitreous.config import Preprocessing
 from vitreous.data.augment import EvaluationTransform
 from vitreous.models.architecture import to_dict
 from vitreous.models.weights import Model
+from vitreous.version import __version__
 
 Precision = Literal["fp32", "fp16", "int8"]
 

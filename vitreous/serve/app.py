@@ -19,7 +19,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 from torch import Tensor
 
-from vitreous import __version__
 from vitreous.data.decode import decode
 from vitreous.errors import DataError
 from vitreous.models.vit import VisionTransformer
@@ -39,6 +38,7 @@ from vitreous.serve.settings import (
     Refusal,
     Settings,
 )
+from vitreous.version import __version__
 
 DECODERS = 2
 IMAGE_PROBLEMS = (408, 413, 415, 422, 429, 503, 504)

@@ -7,11 +7,11 @@ trained it are nobody's business.
 from dataclasses import asdict
 from typing import Any
 
-from vitreous import __version__
 from vitreous.models import cost
 from vitreous.models.architecture import ViTConfig
 from vitreous.predict import Classifier
 from vitreous.serve.settings import Settings
+from vitreous.version import __version__
 
 TOLD = ("name", "description", "licence", "license", "results", "step")
 RECIPE = ("model", "epochs", "steps", "batch_size", "lr", "optimizer", "seed", "objective")

@@ -22,7 +22,7 @@ def open_npz(path: Path) -> Found:
     """Open an `.npz`: `images` and `labels`, or the same for each split as in `x_train`, `train_images`,
     `test_labels`."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             keys = list(file.files)
             splits = {split: pair for split in ("train", "val", "test") if (pair := _pair(keys, split))}
             if not splits and (pair := _pair(keys, "")):

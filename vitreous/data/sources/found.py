@@ -1,7 +1,7 @@
 """What every source gives: for each split its images and their labels, as they stand in the source."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vitreous.data.split import Images
 
@@ -16,9 +16,7 @@ class Found:
     labels: list[str] | None = None
     """Class names, if the source has them; labels are then numbers into them (or names among them)."""
     mirror: bool = True
-    fixed: bool = False
-    """Whether the splits are the source's own choice even where one is missing (nothing is carved)."""
-    notes: list[str] = field(default_factory=list)
+    """Whether a mirrored image still shows the same class."""
 
 
 SPLIT_NAMES = {

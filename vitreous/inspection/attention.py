@@ -1,14 +1,24 @@
-"""Looking inside a model: what it attends to, exactly, whatever kernel computes it. Nothing is drawn here."""
+"""The attention probabilities of a forward pass, exact whatever kernel computes it, one layer at a time.
+
+Letters: B batch, N tokens (prefix first), D width, H heads, L layers.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 from vitreous.models.vit import Block, VisionTransformer
+
+
+class Layer(NamedTuple):
+    """What one block does to the tokens of a batch."""
+
+    attention: Tensor  # (B, H, N, N), rows sum to 1
+    tokens: Tensor  # (B, N, D) after the block
 
 
 def attention_maps(model: nn.Module, images: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -22,18 +32,34 @@ def attention_maps(model: nn.Module, images: Tensor, mask: Tensor | None = None)
 
 def iterate_attention(model: nn.Module, images: Tensor, mask: Tensor | None = None) -> Iterator[Tensor]:
     """Yield the attention probabilities (B, H, N, N) layer by layer: only one need be held at a time."""
+    return (layer.attention for layer in iterate_layers(model, images, mask))
+
+
+def iterate_layers(model: nn.Module, images: Tensor, mask: Tensor | None = None) -> Iterator[Layer]:
+    """Yield each block's attention probabilities and the tokens that leave it."""
     vit = unwrap(model)
     with evaluating(vit):
         geometry = vit.geometry(mask)
         x = vit.embed(images)
-        for block in cast(Iterable[Block], vit.blocks):
-            yield block.attn.probabilities(block.norm1(x), geometry)
+        for block in blocks_of(vit):
+            attention = block.attn.probabilities(block.norm1(x), geometry)
             x = block(x, geometry)
+            yield Layer(attention, x)
+
+
+def blocks_of(vit: VisionTransformer) -> Iterable[Block]:
+    """Return the encoder's blocks, typed."""
+    return cast(Iterable[Block], vit.blocks)
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """Return the model inside a compiled or distributed wrapper."""
+    return getattr(model, "_orig_mod", getattr(model, "module", model))
 
 
 def unwrap(model: nn.Module) -> VisionTransformer:
     """Return the transformer inside a compiled or distributed wrapper; refuse models without attention."""
-    inner = getattr(model, "_orig_mod", getattr(model, "module", model))
+    inner = bare(model)
     if not isinstance(inner, VisionTransformer):
         raise ModelError(
             f"{type(inner).__name__} has no attention to look at: give a Vision Transformer or a hybrid"

@@ -1,0 +1,378 @@
+"""The same batches come with any number of workers and ranks and after a resume; broken files cost
+themselves only."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data_images import encoded, make_folder, own_cache, picture
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vitreous.config import Augment, Preprocessing
+from vitreous.data import Batch, Loader, Split, open_data
+from vitreous.data.augment import evaluation_transform
+from vitreous.errors import DataError
+
+__all__ = ["own_cache"]
+
+SIZE = Preprocessing(image_size=(24, 24))
+EVERYTHING = Augment(
+    crop_scale=(0.3, 1.0),
+    randaugment=(2, 9),
+    three_augment=True,
+    color_jitter=0.2,
+    erase=0.5,
+    mixup=0.4,
+    cutmix=1.0,
+)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
+    root = make_folder(tmp_path_factory.mktemp("images"), {"a": 14, "b": 12, "c": 11}, format="jpg")
+    return open_data(root, carve=False).splits["train"]
+
+
+def batches(split: Split, epoch: int = 1, start: int = 0, **options: Any) -> list[Batch]:
+    settings: dict[str, Any] = {
+        "preprocessing": SIZE,
+        "augment": EVERYTHING,
+        "batch_size": 12,
+        "seed": 5,
+        "cache": None,
+    }
+    return list(Loader(split, **(settings | options)).epoch(epoch, start))
+
+
+def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
+    assert len(ours) == len(theirs) > 0
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a.indices, b.indices)
+        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.targets, b.targets)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 7 worker")
+@pytest.mark.parametrize("workers", [1, 7])
+def test_workers_change_nothing(split: Split, workers: int) -> None:
+    assert_same(batches(split, workers=workers), batches(split))
+
+
+def test_workers_live_over_epochs_and_broken_off_ones(split: Split) -> None:
+    options = {"preprocessing": SIZE, "augment": EVERYTHING, "batch_size": 12, "cache": None}
+    many, none = Loader(split, workers=2, **options), Loader(split, **options)
+    next(many.epoch(0))
+    for epoch in (1, 2):
+        assert_same(list(many.epoch(epoch)), list(none.epoch(epoch)))
+    assert not torch.equal(next(none.epoch(1)).images, next(none.epoch(2)).images)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    world=st.integers(1, 4),
+    start=st.integers(0, 2),
+    epoch=st.integers(0, 3),
+    batch_size=st.integers(4, 13),
+    repeats=st.integers(1, 3),
+    sampler=st.sampled_from(["uniform", "balanced"]),
+)
+def test_ranks_and_resume_change_nothing(
+    split: Split, world: int, start: int, epoch: int, batch_size: int, repeats: int, sampler: str
+) -> None:
+    """The property: any rank count, resumed at any step, gives the global batches of one rank that began at
+    0."""
+    augment = replace(EVERYTHING, repeats=repeats)
+    options: dict[str, Any] = {"augment": augment, "batch_size": batch_size, "sampler": sampler}
+    whole = batches(split, epoch, **options)
+    parts = [batches(split, epoch, start, rank=rank, world_size=world, **options) for rank in range(world)]
+    for step, expected in enumerate(whole[start:]):
+        step_parts = [part[step] for part in parts]
+        assert torch.equal(torch.cat([part.indices for part in step_parts]), expected.indices)
+        assert torch.equal(torch.cat([part.targets for part in step_parts]), expected.targets)
+        assert torch.equal(torch.cat([part.images for part in step_parts]), expected.images)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_evaluation_takes_each_image_once_in_order(split: Split, world: int, workers: int) -> None:
+    parts = [
+        batches(split, 0, training=False, batch_size=9, rank=rank, world_size=world, workers=workers)
+        for rank in range(world)
+    ]
+    assert len({len(part) for part in parts}) == 1
+    seen = torch.cat([part[step].indices for step in range(len(parts[0])) for part in parts])
+    assert seen.tolist() == list(range(len(split)))
+    transform = evaluation_transform(SIZE)
+    for batch in parts[0]:
+        for image, target, index in zip(batch.images, batch.targets, batch.indices.tolist(), strict=True):
+            assert torch.allclose(image, transform(split.read(index)), atol=1e-6)
+            assert target == split.targets[index]
+
+
+def test_the_cache_changes_nothing_but_speed(split: Split, tmp_path: Path) -> None:
+    expected = [batches(split, epoch) for epoch in range(3)]
+    loader = Loader(
+        split, preprocessing=SIZE, augment=EVERYTHING, batch_size=12, seed=5, cache=tmp_path, workers=2
+    )
+    for epoch in range(3):
+        assert_same(list(loader.epoch(epoch)), expected[epoch])
+    assert list(tmp_path.rglob("*.pixels"))
+    other = Loader(split, preprocessing=SIZE, augment=EVERYTHING, batch_size=12, seed=5, cache=tmp_path)
+    assert_same(list(other.epoch(2)), expected[2])
+    held = Loader(split, preprocessing=SIZE, batch_size=9, training=False, cache=tmp_path)
+    plain = batches(split, 0, training=False, batch_size=9)
+    assert_same(list(held.epoch()), plain)
+    assert_same(list(held.epoch()), plain)
+
+
+def test_the_cache_decodes_once(split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    original = type(split.images).read
+    monkeypatch.setattr(
+        type(split.images), "read", lambda self, i, *a, **k: reads.append(i) or original(self, i, *a, **k)
+    )
+    loader = Loader(split, preprocessing=SIZE, augment="light", batch_size=12, cache=tmp_path)
+    for epoch in range(4):
+        list(loader.epoch(epoch))
+    assert len(reads) == len(set(reads)) <= len(split)
+
+
+def test_large_photographs_are_cached_small(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(picture(number, (1600, 1200)), "JPEG"))
+    split = open_data(tmp_path / "data", carve=False).splits["train"]
+    loader = Loader(split, preprocessing=SIZE, augment="light", batch_size=4, cache=tmp_path / "cache")
+    list(loader.epoch())
+    assert sum(f.stat().st_size for f in (tmp_path / "cache").rglob("*.pixels")) < 4 * 100 * 100 * 3
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Split:
+    """Forty images, two of them broken: one truncated, one no image at all."""
+    root = make_folder(tmp_path, {"a": 20, "b": 20}, format="jpg")
+    (root / "a" / "003.jpg").write_bytes((root / "a" / "003.jpg").read_bytes()[:300])
+    (root / "b" / "007.jpg").write_bytes(b"not an image")
+    return open_data(root, carve=False).splits["train"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_files_are_skipped_named_and_reported(broken: Split, workers: int) -> None:
+    loader = Loader(broken, preprocessing=SIZE, augment="light", batch_size=10, workers=workers, cache=None)
+    for epoch in range(2):
+        got = list(loader.epoch(epoch))
+        assert [len(batch) for batch in got] == [10] * 4
+        assert not {3, 27} & set(torch.cat([batch.indices for batch in got]).tolist())
+    assert sorted(loader.bad) == [3, 27]
+    assert "003.jpg" in loader.bad[3] and loader.files([27]) == ["b/007.jpg"]
+
+
+def test_skipping_is_deterministic(broken: Split) -> None:
+    whole = batches(broken, batch_size=8)
+    assert_same(batches(broken, batch_size=8, workers=2), whole)
+    assert_same(batches(broken, batch_size=8), whole)
+    parts = [batches(broken, start=2, batch_size=8, rank=rank, world_size=3) for rank in range(3)]
+    for step, expected in enumerate(whole[2:]):
+        assert torch.equal(torch.cat([part[step].images for part in parts]), expected.images)
+
+
+def test_evaluation_leaves_broken_files_out(broken: Split) -> None:
+    loader = Loader(broken, preprocessing=SIZE, batch_size=16, training=False, cache=None)
+    indices = torch.cat([batch.indices for batch in loader.epoch()])
+    assert indices.tolist() == [i for i in range(40) if i not in (3, 27)]
+    assert sorted(loader.bad) == [3, 27]
+
+
+def test_nothing_but_broken_files_ends_with_one_line(tmp_path: Path) -> None:
+    for name in ("a/1.jpg", "b/1.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"no image " + name.encode())
+    split = open_data(tmp_path, carve=False).splits["train"]
+    with pytest.raises(DataError, match="unreadable files in a row"):
+        list(Loader(split, preprocessing=SIZE, augment="light", batch_size=2, cache=None).epoch())
+
+
+def digits_loader(**options: Any) -> Loader:
+    gray = Preprocessing(image_size=(8, 8), mean=(0.5,), std=(0.5,))
+    train = open_data("digits").splits["train"]
+    settings: dict[str, Any] = {"preprocessing": gray, "augment": "light", "batch_size": 128}
+    return Loader(train, **(settings | options))
+
+
+def test_digits_are_fast() -> None:
+    loader = digits_loader()
+    list(loader.epoch(0))
+    best = min(_seconds(loader, epoch) for epoch in range(1, 6))
+    assert best < 0.1
+
+
+def _seconds(loader: Loader, epoch: int) -> float:
+    start = time.perf_counter()
+    list(loader.epoch(epoch))
+    return time.perf_counter() - start
+
+
+def test_arrays_in_memory_follow_the_same_order() -> None:
+    everything = Augment(crop_scale=(0.5, 1.0), randaugment=(2, 9), mixup=0.3, erase=0.2)
+    whole = list(digits_loader(augment=everything).epoch(3))
+    assert_same(list(digits_loader(augment=everything, workers=3).epoch(3)), whole)
+    parts = [list(digits_loader(augment=everything, rank=r, world_size=3).epoch(3, 4)) for r in range(3)]
+    for step, expected in enumerate(whole[4:]):
+        assert torch.allclose(torch.cat([part[step].images for part in parts]), expected.images, atol=1e-6)
+
+
+def test_arrays_without_augmentation_are_the_pixels() -> None:
+    loader = digits_loader(augment="none")
+    batch = next(loader.epoch(0))
+    index = int(batch.indices[5])
+    pixels = np.asarray(loader.split.read(index, channels=1)).astype(np.float32)
+    assert np.allclose(batch.images[5, 0].numpy(), pixels / 255 / 0.5 - 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("resize", ["cover", "exact", "pad"])
+def test_arrays_that_are_resized_match_the_transform(resize: str) -> None:
+    settings = Preprocessing(image_size=(16, 12), mean=(0.5,), std=(0.5,), resize=resize)  # pyright: ignore[reportArgumentType]
+    transform = evaluation_transform(settings, 4)
+    held = next(digits_loader(preprocessing=settings, training=False, patch_size=4).epoch())
+    trained = next(digits_loader(preprocessing=settings, augment="none", patch_size=4).epoch())
+    split = open_data("digits").splits["train"]
+    for batch, tolerance in (
+        (held, 1e-6),
+        (trained, 2.1 / 127.5),
+    ):  # training's batched path may round otherwise
+        for k in range(20):
+            expected = transform(split.read(int(batch.indices[k]), channels=1))
+            assert (batch.images[k] - expected).abs().max() <= tolerance
+
+
+def test_pad_gives_masks(split: Split) -> None:
+    settings = Preprocessing(image_size=(32, 32), resize="pad")
+    kinds: list[dict[str, Any]] = [{"training": False}, {"augment": "light"}]
+    for options in kinds:
+        for batch in batches(split, preprocessing=settings, patch_size=8, **options):
+            assert batch.mask is not None and batch.mask.shape == (len(batch), 16)
+            assert (
+                batch.mask.view(-1, 4, 4)[:, :3].all() and not batch.mask.view(-1, 4, 4)[:, 3].any()
+            )  # 48x36 → 32x24
+    assert batches(split)[0].mask is None
+
+
+def test_mixed_targets_are_soft_and_others_are_not(split: Split) -> None:
+    assert batches(split, augment="light")[0].targets.dtype == torch.int64
+    soft = batches(split)[0].targets
+    assert soft.shape == (12, 3) and torch.allclose(soft.sum(1), torch.ones(12), atol=1e-5)
+    assert ((soft > 0.01) & (soft < 0.99)).any()
+
+
+def test_several_labels_are_floats(tmp_path: Path) -> None:
+    targets = np.random.default_rng(0).integers(0, 2, (20, 4))
+    np.savez(tmp_path / "x.npz", images=np.zeros((20, 24, 24, 3), np.uint8), labels=targets)
+    split = open_data(tmp_path / "x.npz", carve=False).splits["train"]
+    batch = batches(split, augment="none", batch_size=20)[0]
+    assert batch.targets.dtype == torch.float32
+    assert np.array_equal(batch.targets.numpy(), targets[batch.indices.numpy()])
+
+
+def test_many_channels(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (20, 24, 24, 13), np.uint8)
+    np.savez(tmp_path / "x.npz", images=images, labels=np.arange(20) % 2)
+    split = open_data(tmp_path / "x.npz", carve=False).splits["train"]
+    settings = Preprocessing(image_size=(24, 24), mean=(0.5,) * 13, std=(0.5,) * 13)
+    assert batches(split, preprocessing=settings, augment="strong")[0].images.shape == (12, 13, 24, 24)
+    with pytest.raises(DataError, match="need 1 or 3 channels"):
+        batches(split, preprocessing=settings, augment=EVERYTHING)
+
+
+def as_on_an_accelerator(split: Split, augment: Augment) -> Loader:
+    """Return a loader that does colour operations in batches after the transfer, as it does for an
+    accelerator."""
+    loader = Loader(split, preprocessing=SIZE, augment=augment, batch_size=12, seed=5, cache=None)
+    loader.on_device, loader.pipeline.operate = True, False
+    return loader
+
+
+def test_operations_in_batches_are_those_of_single_images(split: Split) -> None:
+    """Same draws, same operations, image by image: so the distribution is the same too."""
+    augment = Augment(crop_scale=(0.3, 1.0), randaugment=(2, 15), three_augment=True)
+    apart = total = 0.0
+    for epoch in range(4):
+        singly = batches(split, epoch, augment=augment)
+        for one, many in zip(singly, as_on_an_accelerator(split, augment).epoch(epoch), strict=True):
+            assert torch.equal(one.indices, many.indices)
+            levels = ((one.images - many.images).abs() * 127.5).flatten(1)
+            apart += float((levels > 4).float().mean(1).sum())
+            total += len(levels)
+            assert levels.mean(1).median() < 1.5
+    assert apart / total < 0.05
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_cuda_device_gets_the_same_batches(split: Split, workers: int) -> None:
+    plain = Augment(crop_scale=(0.3, 1.0), mixup=0.4, cutmix=1.0, erase=0.3)
+    expected = batches(split, augment=plain)
+    for got, want in zip(
+        batches(split, augment=plain, device="cuda", workers=workers), expected, strict=True
+    ):
+        assert got.images.is_cuda and got.targets.is_cuda and torch.equal(got.indices, want.indices)
+        torch.testing.assert_close(got.images.cpu(), want.images, atol=1e-5, rtol=0)
+        torch.testing.assert_close(got.targets.cpu(), want.targets)
+    operated = Augment(crop_scale=(0.3, 1.0), randaugment=(2, 15))
+    accelerated = as_on_an_accelerator(split, operated)
+    for got, want in zip(
+        batches(split, augment=operated, device="cuda", workers=workers), accelerated.epoch(1), strict=True
+    ):
+        levels = (got.images.cpu() - want.images).abs() * 127.5
+        assert (levels > 1.5).float().mean() < 0.02
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_arrays_on_a_cuda_device() -> None:
+    for got, want in zip(digits_loader(device="cuda").epoch(1), digits_loader().epoch(1), strict=True):
+        assert got.images.is_cuda
+        assert ((got.images.cpu() - want.images).abs() * 127.5 > 2.5).float().mean() < 0.02
+
+
+def test_the_global_generator_is_left_alone(split: Split) -> None:
+    torch.manual_seed(0)
+    expected = torch.get_rng_state()
+    batches(split, workers=2)
+    batches(split)
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_a_small_split_is_one_batch(split: Split) -> None:
+    few = split.select(np.arange(5))
+    loader = Loader(
+        few, preprocessing=SIZE, augment=replace(EVERYTHING, repeats=3), batch_size=64, cache=None
+    )
+    assert loader.steps_per_epoch == len(loader) == 1
+    assert len(next(loader.epoch())) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch size 0"),
+        ({"batch_size": 2, "world_size": 3}, "3 ranks"),
+        ({"rank": 2, "world_size": 2}, "rank 2"),
+        ({"workers": -1}, "-1 workers"),
+        ({"sampler": "random"}, "uniform or balanced"),
+        ({"augment": "heavy"}, "none, light, medium, strong"),
+        ({"augment": Augment(randaugment=(2, 31))}, "0 to 30"),
+    ],
+)
+def test_wrong_settings_are_named(split: Split, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        batches(split, **options)
+
+
+def test_an_empty_split_is_named(split: Split) -> None:
+    with pytest.raises(DataError, match="no images"):
+        batches(split.select(np.arange(0)))

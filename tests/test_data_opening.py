@@ -1,0 +1,150 @@
+"""Splits that are carved, classes that are numbered, fingerprints and remembered hashes."""
+
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_images import encoded, make_folder, own_cache, picture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitreous.data import content, open_data
+from vitreous.data.holdout import carve, places
+from vitreous.data.split import EncodedImages
+from vitreous.errors import DataError
+
+__all__ = ["own_cache"]
+
+
+def hashes(numbers: list[int]) -> np.ndarray:
+    return np.stack([np.frombuffer(content.digest(str(n).encode()), np.uint8) for n in numbers])
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 2)), min_size=1, max_size=80),
+    st.lists(st.tuples(st.integers(61, 99), st.integers(0, 2)), max_size=30),
+    st.integers(0, 5),
+)
+def test_duplicates_stay_together_and_parts_cover_all(
+    images: list[tuple[int, int]], more: list[tuple[int, int]], seed: int
+) -> None:
+    numbers, targets = (list(x) for x in zip(*images, *more, strict=True))
+    parts = carve(hashes(numbers), np.array(targets), ("val", "test"), seed)
+    assert sorted(np.concatenate(list(parts.values())).tolist()) == list(range(len(numbers)))
+    side = {i: name for name, rows in parts.items() for i in rows.tolist()}
+    by_content: dict[int, set[str]] = {}
+    for i, number in enumerate(numbers):
+        by_content.setdefault(number, set()).add(side[i])
+    assert all(len(sides) == 1 for sides in by_content.values())
+
+
+def test_added_files_move_no_others() -> None:
+    before = carve(hashes(list(range(600))), np.arange(600) % 3, ("val", "test"), 0)
+    after = carve(hashes(list(range(900))), np.arange(900) % 3, ("val", "test"), 0)
+    for name, rows in before.items():
+        assert set(rows.tolist()) == {i for i in after[name].tolist() if i < 600}
+
+
+def test_the_split_is_stratified_and_seeded() -> None:
+    targets = np.repeat([0, 1, 2], [3000, 600, 60])
+    digests = hashes(list(range(len(targets))))
+    parts = carve(digests, targets, ("val", "test"), 0)
+    for name in ("val", "test"):
+        fractions = np.bincount(targets[parts[name]], minlength=3) / [3000, 600, 60]
+        assert np.abs(fractions - 0.1).max() < 0.08 and np.abs(fractions[:2] - 0.1).max() < 0.04
+    assert not np.array_equal(parts["val"], carve(digests, targets, ("val", "test"), 1)["val"])
+
+
+def test_a_small_class_gets_a_held_out_image_if_it_can_spare_one() -> None:
+    for count in (4, 5, 8):
+        for seed in range(20):
+            parts = carve(hashes(list(range(2 * count))), np.repeat([0, 1], count), ("val",), seed)
+            assert (np.bincount(np.repeat([0, 1], count)[parts["val"]], minlength=2) >= 1).all()
+    lone = carve(hashes([0, 1]), np.array([0, 1]), ("val", "test"), 3)
+    assert len(lone["train"]) >= 0 and sum(map(len, lone.values())) == 2
+
+
+def test_places_are_uniform() -> None:
+    assert abs(places(hashes(list(range(4000))), 0).mean() - 0.5) < 0.02
+
+
+def test_folders_are_carved_by_content_not_name(tmp_path: Path) -> None:
+    first = open_data(make_folder(tmp_path / "a", {"x": 40, "y": 40}), seed=3)
+    assert first.carved == ("val", "test") and set(first.splits) == {"train", "val", "test"}
+    for number, file in enumerate(sorted((tmp_path / "a").rglob("*.png"))):
+        target = tmp_path / "b" / file.parent.name / f"renamed{997 * number % 80}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    second = open_data(tmp_path / "b", seed=3)
+    assert first.fingerprint == second.fingerprint
+    for name, split in first.splits.items():
+        assert sorted(map(bytes, split.digests)) == sorted(map(bytes, second.splits[name].digests))
+    assert open_data(tmp_path / "a", seed=4).fingerprint != first.fingerprint
+
+
+def test_a_test_split_is_kept_and_val_carved(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train", {"x": 30, "y": 30})
+    make_folder(tmp_path / "test", {"x": 5, "y": 5}, first=500)
+    data = open_data(tmp_path)
+    assert data.carved == ("val",) and len(data.splits["test"]) == 10
+    assert len(data.splits["train"]) + len(data.splits["val"]) == 60
+    make_folder(tmp_path / "val", {"x": 2, "y": 2}, first=600)
+    shutil.rmtree(tmp_path / "test")
+    assert set(open_data(tmp_path).splits) == {"train", "val"}
+
+
+def test_the_fingerprint_follows_content_and_labels(tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"x": 4, "y": 4})
+    before = open_data(root, carve=False).fingerprint
+    (root / "x" / "000.png").write_bytes(encoded(picture(999)))
+    changed = open_data(root, carve=False).fingerprint
+    (root / "x" / "001.png").rename(root / "y" / "moved.png")
+    assert len({before, changed, open_data(root, carve=False).fingerprint}) == 3
+
+
+def test_hashes_are_remembered_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "REMEMBER_FROM", 1)
+    root = make_folder(tmp_path, {"x": 3, "y": 3})
+    first = open_data(root, carve=False).splits["train"].digests
+    reads: list[int] = []
+    original = EncodedImages.data
+    monkeypatch.setattr(
+        EncodedImages, "data", lambda self, index: reads.append(index) or original(self, index)
+    )
+    assert np.array_equal(open_data(root, carve=False).splits["train"].digests, first)
+    assert reads == []
+    (root / "y" / "001.png").write_bytes(encoded(picture(77)))
+    second = open_data(root, carve=False).splits["train"].digests
+    assert reads == [4]
+    assert (first != second).any(1).nonzero()[0].tolist() == [4]
+
+
+def test_a_damaged_memory_is_made_again(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content, "REMEMBER_FROM", 1)
+    root = make_folder(tmp_path, {"x": 3, "y": 3})
+    first = open_data(root).fingerprint
+    for file in (own_cache / "hashes").iterdir():
+        file.write_bytes(file.read_bytes()[:100])
+    assert open_data(root).fingerprint == first
+
+
+def test_splits_travel_to_workers(tmp_path: Path) -> None:
+    split = open_data(make_folder(tmp_path, {"x": 3, "y": 3}), carve=False).splits["train"]
+    split.read(0)
+    assert pickle.loads(pickle.dumps(split)).read(2).tobytes() == split.read(2).tobytes()
+
+
+def test_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "x.npz",
+        images=np.zeros((2, 4, 4), np.uint8),
+        labels=np.array([0, 9]),
+        class_names=["a", "b"],
+    )
+    with pytest.raises(DataError, match="label 9 is outside 0 to 1"):
+        open_data(tmp_path / "x.npz")

@@ -1,0 +1,240 @@
+"""Evaluations against scikit-learn, scipy, timm and closed forms."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.special import softmax
+from sklearn import metrics
+from sklearn.calibration import calibration_curve
+from sklearn.datasets import load_sample_image
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import KNeighborsClassifier
+from timm.data.real_labels import RealLabelsImagenet
+
+from vitreous.errors import DataError
+from vitreous.evals import (
+    accuracy,
+    alignment,
+    calibration,
+    corruptions,
+    fewshot,
+    knn,
+    linear,
+    multilabel,
+    real,
+)
+
+
+@pytest.fixture
+def scored() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    targets = generator.integers(0, 7, 400)
+    return generator.normal(size=(400, 7)) + 1.5 * np.eye(7)[targets], targets
+
+
+def clusters(count: int, seed: int, classes: int = 4, width: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    centres = np.random.default_rng(9).normal(size=(classes, width)) * 0.9
+    generator = np.random.default_rng(seed)
+    targets = generator.integers(0, classes, count)
+    return (centres[targets] + generator.normal(size=(count, width))).astype(np.float32), targets
+
+
+def test_figures_are_scikit_learns(scored: tuple[np.ndarray, np.ndarray]) -> None:
+    logits, targets = scored
+    labels = [str(k) for k in range(7)]
+    found = accuracy.figures(logits, targets, labels)
+    guess = logits.argmax(1)
+    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(targets, guess))
+    assert found["top5"] == pytest.approx(metrics.top_k_accuracy_score(targets, logits, k=5))
+    assert found["loss"] == pytest.approx(metrics.log_loss(targets, softmax(logits, 1)))
+    assert found["confusion"] == metrics.confusion_matrix(targets, guess).tolist()
+    assert found["mean_per_class_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(targets, guess))
+    precision, recall, f1, _ = metrics.precision_recall_fscore_support(targets, guess, average="macro")
+    assert (found["precision"], found["recall"], found["f1"]) == pytest.approx((precision, recall, f1))
+    low, high = found["accuracy_interval"]
+    half = 1.96 * (found["accuracy"] * (1 - found["accuracy"]) / 400) ** 0.5
+    assert (low, high) == pytest.approx((found["accuracy"] - half, found["accuracy"] + half), abs=0.01)
+
+
+def test_a_class_without_images_and_a_single_image_are_no_trouble() -> None:
+    found = accuracy.figures(np.array([[0.1, 2.0, 0.3]]), np.array([1]), ["a", "b", "c"])
+    assert found["accuracy"] == found["mean_per_class_accuracy"] == found["f1"] == 1.0
+    assert [row["count"] for row in found["per_class"]] == [0, 1, 0]
+
+
+def test_calibration_is_scikit_learns_curve(scored: tuple[np.ndarray, np.ndarray]) -> None:
+    logits, targets = scored
+    confidence = softmax(logits, 1).max(1)
+    right = logits.argmax(1) == targets
+    rows = [row for row in calibration.reliability(logits, targets, 10) if row["count"]]
+    fraction, mean = calibration_curve(right, confidence, n_bins=10)
+    np.testing.assert_allclose([row["accuracy"] for row in rows], fraction)
+    np.testing.assert_allclose([row["confidence"] for row in rows], mean)
+    gaps = sum(row["count"] * abs(row["accuracy"] - row["confidence"]) for row in rows) / 400
+    assert calibration.expected_calibration_error(logits, targets, 10) == pytest.approx(gaps)
+
+
+def test_temperature_undoes_overconfidence(scored: tuple[np.ndarray, np.ndarray]) -> None:
+    generator = np.random.default_rng(1)
+    logits = generator.normal(size=(4000, 5)) * 2
+    targets = (logits + generator.gumbel(size=logits.shape)).argmax(1)  # drawn from softmax(logits)
+    assert calibration.temperature(logits * 3, targets) == pytest.approx(3.0, rel=0.1)
+    before = calibration.expected_calibration_error(logits * 3, targets)
+    after = calibration.expected_calibration_error(logits, targets)
+    assert after < 0.3 * before
+
+
+def test_coverage_answers_the_confident_first(scored: tuple[np.ndarray, np.ndarray]) -> None:
+    rows = calibration.coverage_curve(*scored)
+    assert rows[-1]["coverage"] == 1.0
+    assert rows[-1]["accuracy"] == pytest.approx((scored[0].argmax(1) == scored[1]).mean())
+    assert rows[0]["accuracy"] > rows[-1]["accuracy"]
+    confidence = softmax(scored[0], 1).max(1)
+    assert (confidence >= rows[4]["threshold"]).mean() == pytest.approx(rows[4]["coverage"], abs=0.01)
+
+
+def test_the_paired_test_is_mcnemars() -> None:
+    first, second = np.zeros(100, bool), np.zeros(100, bool)
+    first[:60], second[:50], second[60:85] = True, True, True  # 10 only first, 25 only second
+    found = accuracy.compare(first, second)
+    assert (found["only_first_right"], found["only_second_right"]) == (10, 25)
+    assert found["p_value"] == pytest.approx(0.01673, abs=1e-4)  # 2 * P(Binomial(35, 1/2) <= 10)
+    assert found["difference"] == pytest.approx(0.15)
+    assert accuracy.compare(first, first)["p_value"] == 1.0
+
+
+def test_worst_mistakes_are_the_most_confident_ones() -> None:
+    logits = np.array([[5.0, 0.0], [0.0, 9.0], [1.0, 0.0]])
+    rows = accuracy.worst_mistakes(logits, np.array([1, 0, 0]), np.array([10, 11, 12]), most=5)
+    assert [row["index"] for row in rows] == [11, 10]
+    assert rows[0]["probability"] > 0.999
+
+
+def test_neighbours_are_scikit_learns() -> None:
+    train, test = clusters(300, 1), clusters(80, 2)
+
+    def weights(distance: np.ndarray) -> np.ndarray:
+        return np.exp((1 - distance) / knn.TEMPERATURE)
+
+    peer = KNeighborsClassifier(10, metric="cosine", weights=weights).fit(*train)
+    [(_, guess)] = knn.predict(*train, test[0], 4, [10])
+    np.testing.assert_array_equal(guess, peer.predict(test[0]))
+
+
+def test_the_number_of_neighbours_is_chosen_on_held_out_images() -> None:
+    found = knn.evaluate(clusters(300, 1), clusters(100, 2), clusters(100, 3), 4)
+    best = max(found["validation_accuracy"].values())
+    assert found["validation_accuracy"][str(found["k"])] == best
+    assert found["accuracy"] > 0.7
+
+
+def test_few_shot_is_ridge_regression() -> None:
+    features, targets = clusters(60, 1)
+    [ours], mean = fewshot.solve(features, targets, 4, [2.5])
+    centred = np.concatenate([features - features.mean(0), np.ones((60, 1))], axis=1)
+    signs = np.where(np.eye(4)[targets] > 0, 1.0, -1.0)
+    peer = Ridge(alpha=2.5, fit_intercept=False).fit(centred, signs)
+    np.testing.assert_allclose(ours, peer.coef_.T, rtol=1e-5, atol=1e-6)
+    normal = np.linalg.solve(centred.T @ centred + 2.5 * np.eye(13), centred.T @ signs)  # by hand
+    np.testing.assert_allclose(ours, normal, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(fewshot.scores(features, ours, mean), peer.predict(centred), atol=1e-4)
+
+
+def test_few_shot_draws_are_balanced_and_more_shots_help() -> None:
+    train = clusters(300, 1)
+    rows = fewshot.draw(train[1], 5, seed=3)
+    assert np.bincount(train[1][rows]).tolist() == [5, 5, 5, 5]
+    assert len(set(rows.tolist())) == 20
+    found = fewshot.evaluate(train, clusters(200, 2), clusters(400, 3), 4)
+    shots = found["shots"]
+    assert list(shots) == ["1", "5", "10", "25"]
+    assert shots["25"]["accuracy"] > shots["1"]["accuracy"]
+    low, high = shots["5"]["interval"]
+    assert low < shots["5"]["accuracy"] < high
+
+
+def test_logistic_regression_is_scikit_learns() -> None:
+    features, targets = clusters(200, 1)
+    strength = 1e-3
+    weight, bias, mean, deviation = linear.fit(features, targets, 4, strength)
+    scaled = (features - features.mean(0)) / features.std(0)
+    peer = LogisticRegression(C=1 / (strength * 200), tol=1e-8, max_iter=5000).fit(scaled, targets)
+    ours = weight.numpy() - weight.numpy().mean(1, keepdims=True)
+    theirs = peer.coef_.T - peer.coef_.T.mean(1, keepdims=True)
+    np.testing.assert_allclose(ours, theirs, atol=2e-3)
+    test = clusters(100, 2)[0]
+    scaled_test = (test - features.mean(0)) / features.std(0)
+    np.testing.assert_array_equal(
+        linear.predict(test, (weight, bias, mean, deviation)), peer.predict(scaled_test)
+    )
+
+
+def test_the_strength_is_chosen_on_held_out_images() -> None:
+    found = linear.evaluate(clusters(100, 1), clusters(100, 2), clusters(300, 3), 4)
+    tried = found["validation_accuracy"]
+    assert tried[f"{found['strength']:.1e}"] == max(tried.values())
+    assert found["accuracy"] > 0.7
+
+
+def test_several_labels_are_scikit_learns() -> None:
+    generator = np.random.default_rng(0)
+    targets = generator.random((200, 5)) < [0.5, 0.2, 0.1, 0.7, 0.0]
+    logits = generator.normal(size=(200, 5)) + 1.5 * targets
+    found = multilabel.figures(logits, targets, list("abcde"))
+    score = metrics.average_precision_score(targets[:, :4], 1 / (1 + np.exp(-logits[:, :4])), average="macro")
+    assert found["mean_average_precision"] == pytest.approx(score)
+    assert found["per_class"][4]["average_precision"] is None
+    f1 = metrics.f1_score(targets[:, :4], logits[:, :4] >= 0, average=None)
+    np.testing.assert_allclose([row["f1"] for row in found["per_class"][:4]], f1)
+    best = multilabel.thresholds(logits, targets)
+    tuned = multilabel.figures(logits, targets, list("abcde"), best)
+    assert tuned["f1"] >= found["f1"]
+    assert best[4] == 0.5
+
+
+def test_reassessed_labels_are_timms(tmp_path: Path) -> None:
+    path = tmp_path / "real.json"
+    path.write_text(json.dumps([[1, 2], [], [3], [0]]))
+    files = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in (1, 2, 3, 4)]
+    logits = np.eye(5)[[2, 0, 4, 0]]
+    peer = RealLabelsImagenet(files, real_json=str(path))
+    import torch
+
+    peer.add_result(torch.from_numpy(logits))
+    found = real.figures(logits.argmax(1), files, real.read(path))
+    assert found == {"real_accuracy": pytest.approx(peer.get_accuracy(k=1) / 100), "real_count": 3}
+    with pytest.raises(DataError, match="no ImageNet validation image"):
+        real.figures(np.array([0]), ["cat.jpg"], real.read(path))
+
+
+def test_classes_are_fitted_by_name() -> None:
+    assert alignment.rows_of(["dog", "cat"], ["cat", "bird", "dog"]).tolist() == [2, 0]
+    assert alignment.rows_of(["DOG ", "Cat"], ["cat", "dog"]).tolist() == [1, 0]
+    assert alignment.rows_of(["a", "b"], ["0", "1"]).tolist() == [0, 1]
+    with pytest.raises(
+        DataError, match=r"does not know 1 of the data's 2 classes: 'cow'; it knows 2, such as 'cat'"
+    ):
+        alignment.rows_of(["cat", "cow"], ["cat", "dog"])
+
+
+def test_imagenets_subsets_are_fitted_by_synset_and_number() -> None:
+    known = [f"name {row}" for row in range(1000)]
+    assert alignment.rows_of(["n01443537", "n01440764"], known).tolist() == [1, 0]
+    assert alignment.rows_of(["0", "999", "10"], known).tolist() == [0, 999, 10]
+
+
+@pytest.mark.parametrize("name", corruptions.CORRUPTIONS)
+@pytest.mark.parametrize("size", [(112, 96), (8, 8)])
+def test_corruptions_are_repeatable_and_harmful(name: str, size: tuple[int, int]) -> None:
+    photograph = Image.fromarray(load_sample_image("flower.jpg")).resize((size[1], size[0]))
+    pixels = np.asarray(photograph.convert("L"))[..., None] if size == (8, 8) else np.asarray(photograph)
+    mild, strong = (corruptions.corrupt(pixels, name, severity, seed=1, index=3) for severity in (1, 5))
+    assert strong.shape == pixels.shape and strong.dtype == np.uint8
+    np.testing.assert_array_equal(strong, corruptions.corrupt(pixels, name, 5, seed=1, index=3))
+    change = [np.abs(each.astype(float) - pixels).mean() for each in (mild, strong)]
+    assert change[1] > 2
+    if name != "elastic_transform" and size != (8, 8):  # its severities bend in different ways
+        assert change[1] > change[0]

@@ -1,0 +1,170 @@
+"""`vitreous inspect`: figures, numbers and a page for every kind of model, and what it says when it can't."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.test_report import ATTACK, NAMES, PIXELS, RIGHT_TO_LEFT
+from tests.test_vit import tiny
+from vitreous import cli, inspection, report
+from vitreous.config import Preprocessing
+from vitreous.data.augment import EvaluationTransform
+from vitreous.errors import DataError, ModelError
+from vitreous.models.architecture import ResNetConfig
+from vitreous.models.resnet import ResNet
+from vitreous.predict import Classifier, load
+from vitreous.report import InspectOptions
+from vitreous.report.observe import Picked
+
+
+def sealed(folder: Path, name: str = "model", labels: list[str] | None = None, **changes: Any) -> Path:
+    """Save a tiny classifier whose classes have hostile names."""
+    names = NAMES if labels is None else labels
+    model = tiny(num_classes=len(names), **changes)
+    preprocessing = Preprocessing(image_size=model.config.image_size)
+    return Classifier(model, EvaluationTransform(preprocessing, (8, 8)), names).save(
+        folder / f"{name}.safetensors"
+    )
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    paths = [folder / f"{name}.png" for name in (ATTACK, RIGHT_TO_LEFT, "plain")]
+    for i, path in enumerate(paths):
+        Image.fromarray(np.roll(PIXELS, 7 * i, axis=1)).save(path)
+    return paths
+
+
+def test_inspect_writes_figures_numbers_and_a_page(
+    tmp_path: Path, images: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = sealed(tmp_path, registers=2), tmp_path / "out"
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no image")
+    assert cli.main(["inspect", str(source), *map(str, [*images, broken]), "--out", str(out), "--json"]) == 0
+    printed = capsys.readouterr()
+    document = json.loads((out / "inspection.json").read_text())
+    assert json.loads(printed.out) == document
+    assert f"warning: {broken}: not a readable image" in printed.err
+    names = {path.stem for path in out.glob("*.png")}
+    of_images = {"distance", "entropy", "rollout", "tokens", "layers", "deletion"}
+    assert names == {"filters", "positions", "heads-1", "heads-2", "heads-3"} | of_images
+    for path in out.glob("*.png"):
+        Image.open(path).verify()
+    classifier = load(source)
+    x = torch.stack([classifier.read(path) for path in images])
+    rollouts = inspection.rollout(classifier.model, x).numpy()
+    predictions = classifier.predict(images)
+    for each, rollout, prediction, path in zip(
+        document["images"], rollouts, predictions, images, strict=True
+    ):
+        assert each["file"] == str(path)
+        np.testing.assert_allclose(each["maps"]["rollout"], rollout, rtol=2e-3)
+        assert each["top"][0]["label"] == each["class"] == prediction.label
+        assert each["top"][0]["probability"] == pytest.approx(prediction.probability, rel=1e-4)
+        assert set(each["maps"]) == {"rollout", "gradient rollout", "Grad-CAM"}
+    expected = inspection.attention_distance(classifier.model, x)
+    np.testing.assert_allclose(document["attention_distance"]["values"], expected, rtol=2e-3)
+    expected = inspection.position_similarity(classifier.model).values
+    np.testing.assert_allclose(document["position_similarity"]["values"], expected, atol=1e-3)
+    assert document["deletion"]["maps"].keys() == {"rollout", "gradient rollout", "Grad-CAM"}
+    assert set(document["token_norms"]["prefix"]) == {"class token", "registers (mean)"}
+    assert (
+        ATTACK not in (out / "report.html").read_text() and (out / "report.html").stat().st_size < 5_000_000
+    )
+
+
+def test_inspect_of_weights_alone(tmp_path: Path) -> None:
+    document = report.inspect(sealed(tmp_path), [], tmp_path / "out")
+    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"filters", "positions"}
+    assert document["count"] == 0 and document["images"] == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pooling": "gap", "class_token": False, "positions": "rope"},
+        {"pooling": "map", "class_token": False, "positions": "none"},
+        {"distilled": True, "positions": "relative"},
+        {"image_size": (8, 40), "positions": "learned2d"},
+    ],
+    ids=str,
+)
+def test_inspect_of_every_kind(tmp_path: Path, images: list[Path], changes: dict[str, Any]) -> None:
+    options = InspectOptions(own_aspect=True, fusion="max", discard=0.3, patch=(0, 0), class_name=NAMES[2])
+    document = report.inspect(sealed(tmp_path, **changes), images, tmp_path / "out", options)
+    assert document["start"] == "patch at row 0, column 0"
+    assert {each["class"] for each in document["images"]} == {NAMES[2]}
+    assert ("position_similarity" in document) == (changes.get("positions") != "none")
+
+
+def test_own_aspect_shows_the_whole_picture(tmp_path: Path) -> None:
+    source = sealed(tmp_path, image_size=(32, 32))
+    path = tmp_path / "wide.png"
+    Image.fromarray(np.tile(PIXELS[:16], (1, 1, 1))).save(path)  # 16 x 64
+    document = report.inspect(source, [path], tmp_path / "out", InspectOptions(own_aspect=True))
+    assert np.array(document["images"][0]["maps"]["rollout"]).shape == (2, 8)
+
+
+def test_inspect_of_a_cnn_and_of_a_model_without_classes(tmp_path: Path, images: list[Path]) -> None:
+    cnn = ResNet(ResNetConfig(layers=(1, 1), stem_width=32, num_classes=4, image_size=(64, 64))).eval()
+    Classifier(cnn, EvaluationTransform(Preprocessing(image_size=(64, 64))), NAMES).save(
+        tmp_path / "cnn.safetensors"
+    )
+    document = report.inspect(tmp_path / "cnn.safetensors", images, tmp_path / "cnn")
+    assert set(document["images"][0]["maps"]) == {"Grad-CAM"} and document["attention_entropy"] is None
+    assert "attention, rollout and positions: a CNN has none" in document["notes"]
+    document = report.inspect(sealed(tmp_path, labels=[]), images, tmp_path / "headless")
+    assert set(document["images"][0]["maps"]) == {"rollout"}
+    assert document["deletion"]["about"] == "similarity to the whole image's features"
+
+
+def test_two_checkpoints_are_compared_layer_by_layer(tmp_path: Path, images: list[Path]) -> None:
+    one = sealed(tmp_path, "one", image_size=(32, 32))
+    document = report.inspect(one, images, tmp_path / "same", compare=one)
+    np.testing.assert_allclose(document["compare"]["cka"], document["cka"], atol=1e-3)
+    np.testing.assert_allclose(np.diagonal(document["cka"]), 1, atol=1e-3)
+    other = sealed(tmp_path, "other", image_size=(32, 32), width=48, depth=3, patch_size=(4, 4))
+    document = report.inspect(one, images, tmp_path / "other", compare=other)
+    assert np.array(document["compare"]["cka"]).shape == (2, 3)
+    with pytest.raises(DataError, match="two checkpoints are compared through images"):
+        report.inspect(one, [], tmp_path / "none", compare=other)
+
+
+def test_what_inspect_can_not_do_is_said_in_one_line(tmp_path: Path, images: list[Path]) -> None:
+    source = sealed(tmp_path, labels=["cat", "dog"])
+    with pytest.raises(ModelError, match="unknown class 'dgo'; did you mean dog"):
+        report.inspect(source, images, tmp_path / "out", InspectOptions(class_name="dgo"))
+    (tmp_path / "text.png").write_text("text")
+    with pytest.raises(DataError, match="none of the 1 images could be read"):
+        report.inspect(source, [tmp_path / "text.png"], tmp_path / "out")
+
+
+def test_maps_are_judged_over_the_first_four_images_whatever_the_batch(
+    tmp_path: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = sealed(tmp_path)
+    five = [*images, *images[:2]]
+    together = report.inspect(source, five, tmp_path / "together")["deletion"]
+    monkeypatch.setattr("vitreous.report.observe.TOKENS", 1)  # one image a batch
+    apart = report.inspect(source, five, tmp_path / "apart")["deletion"]
+    assert together["images"] == apart["images"] == 4
+    for name, curves in together["maps"].items():
+        np.testing.assert_allclose(curves["deletion"], apart["maps"][name]["deletion"], rtol=2e-3)
+        np.testing.assert_allclose(curves["insertion"], apart["maps"][name]["insertion"], rtol=2e-3)
+
+
+def test_memory_stays_bounded_over_many_images(tmp_path: Path) -> None:
+    """Images beyond the shown ones leave their means only: no maps, no features."""
+    source = sealed(tmp_path)
+    picked = [Picked(str(i), Image.fromarray(PIXELS)) for i in range(40)]
+    found = report.findings(load(source), picked)
+    assert (found.count, len(found.looked), found.judged.images) == (40, 16, 4)
+    assert found.norms.shape == (2, 40 * 6)

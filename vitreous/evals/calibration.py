@@ -1,0 +1,81 @@
+"""Whether a classifier's confidence can be trusted: calibration error, temperature, and abstaining.
+
+Letters: N images, K classes.
+"""
+
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+
+BINS = 15
+
+
+def reliability(logits: np.ndarray, targets: np.ndarray, bins: int = BINS) -> list[dict[str, float]]:
+    """Return count, mean confidence and accuracy of the images in each of `bins` equal bins of confidence."""
+    confidence, right = _confidence(logits, targets)
+    place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # bins are open below
+    rows = []
+    for number in range(bins):
+        inside = place == number
+        count = int(inside.sum())
+        rows.append(
+            {
+                "from": number / bins,
+                "to": (number + 1) / bins,
+                "count": count,
+                "confidence": float(confidence[inside].mean()) if count else 0.0,
+                "accuracy": float(right[inside].mean()) if count else 0.0,
+            }
+        )
+    return rows
+
+
+def expected_calibration_error(logits: np.ndarray, targets: np.ndarray, bins: int = BINS) -> float:
+    """Return the mean distance between confidence and accuracy over bins, weighed by their images."""
+    rows = reliability(logits, targets, bins)
+    return sum(row["count"] * abs(row["confidence"] - row["accuracy"]) for row in rows) / len(targets)
+
+
+def temperature(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Return the T for which logits / T have the smallest loss (arXiv 1706.04599)."""
+    rows = np.arange(len(targets))
+
+    def loss(log_t: float) -> float:
+        return -log_softmax(logits / np.exp(log_t), axis=1)[rows, targets].mean()
+
+    found: Any = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded")
+    return float(np.exp(found.x))
+
+
+def coverage_curve(logits: np.ndarray, targets: np.ndarray, points: int = 20) -> list[dict[str, float]]:
+    """Return accuracy when only the most confident images are answered, with the threshold that does it."""
+    confidence, right = _confidence(logits, targets)
+    order = np.argsort(-confidence, kind="stable")
+    running = np.cumsum(right[order]) / np.arange(1, len(order) + 1)
+    rows = []
+    for share in np.linspace(1 / points, 1, points):
+        last = max(1, round(share * len(order))) - 1
+        rows.append(
+            {
+                "coverage": (last + 1) / len(order),
+                "accuracy": float(running[last]),
+                "threshold": float(confidence[order[last]]),
+            }
+        )
+    return rows
+
+
+def figures(logits: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
+    """Return all of the above as one document."""
+    return {
+        "ece": expected_calibration_error(logits, targets),
+        "reliability": reliability(logits, targets),
+        "coverage": coverage_curve(logits, targets),
+    }
+
+
+def _confidence(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    probabilities = softmax(logits, axis=1)
+    return probabilities.max(1), probabilities.argmax(1) == targets

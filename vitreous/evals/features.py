@@ -1,0 +1,97 @@
+"""Frozen features of every image of a split, extracted once and kept: what probes learn from.
+
+Letters: N images, D width.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous import files
+from vitreous.config import Preprocessing
+from vitreous.data import Split
+from vitreous.errors import ModelError
+from vitreous.evals import outputs
+from vitreous.models.architecture import to_dict
+from vitreous.models.vit import VisionTransformer
+from vitreous.models.weights import Model
+
+FeaturePooling = Literal["model", "cls", "gap", "cls_gap"]
+
+
+def extract(
+    model: Model,
+    split: Split,
+    preprocessing: Preprocessing,
+    *,
+    layer: int = -1,
+    pooling: FeaturePooling = "model",
+    cache: Path | None = None,
+    **options: Any,
+) -> outputs.Outputs:
+    """Return one vector an image: the model's own pooling, or another, of the tokens after a block."""
+    compute = _compute(model, layer, pooling)
+    path = None if cache is None else cache / f"{_key(model, split, preprocessing, layer, pooling)}.npz"
+    if path is not None and path.is_file() and (kept := _read(path)) is not None:
+        return kept
+    found = outputs.run(model, split, preprocessing, compute, **options)
+    if path is not None and not found.bad:
+        with files.atomic(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, values=found.values, targets=found.targets, indices=found.indices)
+    return found
+
+
+def _compute(model: Model, layer: int, pooling: str) -> Any:
+    if not isinstance(model, VisionTransformer):
+        if layer != -1 or pooling != "model":
+            raise ModelError("a ResNet's features are its own pooled map: leave out layer and pooling")
+        return lambda images, mask: model.pool(model.forward_features(images))
+    config = model.config
+    if pooling in ("cls", "cls_gap") and not config.class_token:
+        raise ModelError(f"pooling {pooling} needs a class token, which this model does not have: use gap")
+    last = layer in (-1, config.depth - 1)
+
+    def compute(images: Tensor, mask: Tensor | None) -> Tensor:
+        if last:
+            tokens = model.forward_features(images, mask)
+        else:
+            tokens = model.forward_intermediates(images, [layer], mask, norm=True)[0]
+        if pooling == "model":
+            return model.pool(tokens, mask)
+        patches = tokens[:, config.prefix :]
+        if mask is None:
+            mean = patches.mean(1)
+        else:
+            mean = (patches * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        return {"cls": tokens[:, 0], "gap": mean, "cls_gap": torch.cat([tokens[:, 0], mean], 1)}[pooling]
+
+    return compute
+
+
+def _key(model: Model, split: Split, preprocessing: Preprocessing, layer: int, pooling: str) -> str:
+    """Name features by all that they depend on: weights, images, preprocessing, and where they are taken."""
+    digest = hashlib.sha256()
+    about = [to_dict(model.config), asdict(preprocessing), layer, pooling]
+    digest.update(json.dumps(about, sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if not name.startswith("head"):
+            digest.update(name.encode())
+            digest.update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    digest.update(split.digests.tobytes() + split.targets.tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _read(path: Path) -> outputs.Outputs | None:
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            os.utime(path)
+            return outputs.Outputs(kept["values"], kept["targets"], kept["indices"], {})
+    except (OSError, ValueError, KeyError):
+        return None  # half a file of an older run: compute it again

@@ -1,0 +1,79 @@
+"""What a model says of every image of a split: logits, or features, once each and in order.
+
+Letters: N images, K classes, D width.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.config import Preprocessing
+from vitreous.data import Loader, Split
+from vitreous.errors import DataError
+from vitreous.models.architecture import ViTConfig
+from vitreous.models.weights import Model
+
+Progress = Callable[[int, int], None]
+"""Called with the number of images done, and of all."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Values of the images that could be read, with their targets and their numbers in the split."""
+
+    values: np.ndarray  # (N, K) logits or (N, D) features
+    targets: np.ndarray  # (N,) int64, or (N, K) bool
+    indices: np.ndarray  # (N,)
+    bad: dict[int, str]
+    """Images that could not be read, and why; they count nowhere."""
+
+
+@torch.inference_mode()
+def run(
+    model: Model,
+    split: Split,
+    preprocessing: Preprocessing,
+    compute: Callable[[Tensor, Tensor | None], Tensor],
+    *,
+    batch_size: int = 64,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Outputs:
+    """Compute something of every image of the split, on the model's device."""
+    config = model.config
+    step = config.step if isinstance(config, ViTConfig) else (32, 32)
+    device = next(model.parameters()).device
+    loader = Loader(
+        split,
+        preprocessing=preprocessing,
+        batch_size=min(batch_size, max(1, len(split))),
+        workers=workers,
+        device=device,
+        training=False,
+        patch_size=step,
+    )
+    model.eval()
+    values, targets, indices = [], [], []
+    for batch in loader.epoch(0):
+        values.append(compute(batch.images, batch.mask).float().cpu())
+        targets.append(batch.targets.cpu())
+        indices.append(batch.indices)
+        if progress is not None:
+            progress(sum(map(len, indices)), len(split))
+    if not values or not sum(map(len, values)):
+        raise DataError(f"none of the {len(split)} images could be read: see `vitreous check`")
+    return Outputs(
+        torch.cat(values).numpy(), torch.cat(targets).numpy(), torch.cat(indices).numpy(), dict(loader.bad)
+    )
+
+
+def logits(model: Model, split: Split, preprocessing: Preprocessing, **options: object) -> Outputs:
+    """Return the logits of every image."""
+
+    def compute(images: Tensor, mask: Tensor | None) -> Tensor:
+        return model(images) if mask is None else model(images, mask)
+
+    return run(model, split, preprocessing, compute, **options)  # type: ignore[arg-type]

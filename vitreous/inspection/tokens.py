@@ -1,0 +1,121 @@
+"""What becomes of the tokens from layer to layer: how long, how alike, and how alike two layers are.
+
+Letters: B batch, N tokens, D width, L layers, S samples.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.errors import ModelError
+from vitreous.inspection.attention import bare, evaluating, unwrap
+from vitreous.models.resnet import ResNet
+
+FAR = 5.0
+"""A token is an outlier if its norm lies so many robust deviations above the median, and is twice as long."""
+
+
+@torch.no_grad()
+def token_norms(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the length of every token after every block, (B, L, N), prefix first."""
+    vit = unwrap(model)
+    with evaluating(vit):
+        return torch.stack([tokens.norm(dim=-1) for tokens in vit.forward_intermediates(images)], dim=1)
+
+
+@torch.no_grad()
+def token_similarity(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the mean cosine similarity between an image's patches after every block, (B, L)."""
+    vit = unwrap(model)
+    with evaluating(vit):
+        layers = vit.forward_intermediates(images)
+    return torch.stack([mean_similarity(tokens[:, vit.config.prefix :]) for tokens in layers], dim=1)
+
+
+def mean_similarity(patches: Tensor) -> Tensor:
+    """Return the mean cosine between two different tokens (B,).
+
+    Without the N x N matrix: the squared length of the sum of unit vectors is the sum of all cosines.
+    """
+    count = patches.shape[1]
+    if count < 2:
+        return patches.new_ones(patches.shape[0])
+    whole = F.normalize(patches.double(), dim=-1).sum(dim=1).square().sum(-1)
+    return ((whole - count) / (count * (count - 1))).float()
+
+
+def outliers(norms: Tensor) -> Tensor:
+    """Return which patches of (…, N) are artefacts: far longer than the others (arXiv 2309.16588)."""
+    median = norms.median(dim=-1, keepdim=True).values
+    deviation = 1.4826 * (norms - median).abs().median(dim=-1, keepdim=True).values
+    return (norms > median + FAR * deviation) & (norms > 2 * median)
+
+
+@torch.no_grad()
+def layer_features(model: nn.Module, images: Tensor, cells: tuple[int, int]) -> list[Tensor]:
+    """Return each layer's features on a common grid of cells, (B, cells, D); of a CNN, each stage's.
+
+    Layers and models with other grids, other widths and no class token can so be compared place by place.
+    """
+    inner = bare(model)
+    if isinstance(inner, ResNet):
+        with evaluating(inner):
+            return [to_cells(maps, cells) for maps in inner.forward_intermediates(images)]
+    vit = unwrap(inner)
+    with evaluating(vit):
+        layers = vit.forward_intermediates(images)
+    return [patch_cells(tokens, vit.config.prefix, vit.config.grid, cells) for tokens in layers]
+
+
+def patch_cells(tokens: Tensor, prefix: int, grid: tuple[int, int], cells: tuple[int, int]) -> Tensor:
+    """Return the patches of (B, N, D) averaged into a grid of cells, (B, cells, D)."""
+    patches = tokens[:, prefix:]
+    time = patches.shape[1] // (grid[0] * grid[1])
+    maps = patches.unflatten(1, (time, *grid)).mean(1).permute(0, 3, 1, 2)
+    return to_cells(maps, cells)
+
+
+def to_cells(maps: Tensor, cells: tuple[int, int]) -> Tensor:
+    """Return feature maps (B, D, h, w) averaged into a grid of cells, (B, cells, D)."""
+    return F.adaptive_avg_pool2d(maps, cells).flatten(2).mT
+
+
+@torch.no_grad()
+def cka(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> Tensor:
+    """Return the linear CKA (arXiv 1905.00414) of every layer with every other, 1 where they agree.
+
+    Each layer is (S, D); all describe the same S samples. The estimator of HSIC is the unbiased one (arXiv
+    2010.15327): with few samples the usual one finds likeness in noise.
+    """
+    grams = [_gram(layer) for layer in first]
+    others = grams if second is None else [_gram(layer) for layer in second]
+    if grams[0].shape != others[0].shape:
+        raise ModelError(
+            f"{len(grams[0])} and {len(others[0])} samples can't be compared: give the same images"
+        )
+    lengths = [[_hsic(gram, gram).clamp(min=1e-30).sqrt() for gram in side] for side in (grams, others)]
+    rows = [
+        [_hsic(one, other) / (a * b) for other, b in zip(others, lengths[1], strict=True)]
+        for one, a in zip(grams, lengths[0], strict=True)
+    ]
+    return torch.stack([torch.stack(row) for row in rows]).float()
+
+
+def _gram(features: Tensor) -> Tensor:
+    if features.shape[0] < 4:
+        raise ModelError(f"CKA needs at least 4 samples, not {features.shape[0]}: give more images")
+    centred = features.double() - features.double().mean(dim=0)
+    gram = centred @ centred.mT
+    gram.fill_diagonal_(0.0)
+    return gram
+
+
+def _hsic(first: Tensor, second: Tensor) -> Tensor:
+    """Return the unbiased estimate, of matrices whose diagonals are zero (Song et al., 2012, equation 5)."""
+    count = first.shape[0]
+    trace = (first * second).sum()
+    means = first.sum() * second.sum() / ((count - 1) * (count - 2))
+    rows = 2.0 / (count - 2) * (first.sum(0) @ second.sum(0))
+    return (trace + means - rows) / (count * (count - 3))

@@ -1,0 +1,249 @@
+"""How parameters move: optimizers, parameter groups, schedules, clipping, EMA; never which data or ranks.
+
+Weight decay here is AdamW's: each step takes `lr * weight_decay` of a weight away. big_vision writes it
+decoupled from the peak learning rate: each step takes `wd * lr / peak_lr`. Their `wd=1e-4` at `lr=1e-3` is
+thus `weight_decay=0.1` here, the figure of the paper's Table 3; in general `weight_decay = wd / peak_lr`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from vitreous import config
+from vitreous.errors import OptionError
+
+Named = Iterable[tuple[str, nn.Parameter]]
+Group = dict[str, Any]
+
+# An objective holds its model as `model`; what it adds itself (a decoder) learns at the full rate.
+_BLOCK = re.compile(r"(?:stages\.(\d+)\.)?blocks\.(\d+)\.")
+_INPUT = re.compile(r"(patch_embed|norm_pre|stem|cls_token|reg_token|dist_token|mask_token|pos_embed)")
+_UNDECAYED = re.compile(r"(^|\.)((cls|reg|dist|mask)_token|pos_embed\w*|offset_embed|latent|gamma)(\.|$)")
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Tell whether weight decay applies: to matrices and filters, not to norms, biases, tokens, positions."""
+    return parameter.ndim >= 2 and not _UNDECAYED.search(name)
+
+
+def layers(names: Iterable[str]) -> dict[str, int]:
+    """Number parameters by depth: 0 for patches, tokens, positions; 1 to L for blocks; L + 1 for the rest."""
+    places: dict[str, tuple[int, int] | None] = {}
+    for name in names:
+        match = _BLOCK.match(name.removeprefix("model."))
+        places[name] = (int(match[1] or 0), int(match[2])) if match else None
+    order = {place: i for i, place in enumerate(sorted({p for p in places.values() if p}), start=1)}
+    last = len(order) + 1
+    return {
+        name: order[place] if place else 0 if _INPUT.match(name.removeprefix("model.")) else last
+        for name, place in places.items()
+    }
+
+
+def parameter_groups(parameters: Named, *, weight_decay: float, layer_decay: float = 1.0) -> list[Group]:
+    """Group what is trained by decay and by its rate, `layer_decay ** layers_above` (arXiv 2003.10555)."""
+    if not 0.0 < layer_decay <= 1.0:
+        raise OptionError(
+            f"layer decay {layer_decay} is out of range: give more than 0, at most 1 (one rate everywhere)"
+        )
+    named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+    depth = layers(name for name, _ in named)
+    last = max(depth.values(), default=0)
+    groups: dict[tuple[float, float], Group] = {}
+    for name, parameter in named:
+        scale = layer_decay ** (last - depth[name])
+        decay = weight_decay if decays(name, parameter) else 0.0
+        group = groups.setdefault((scale, decay), {"params": [], "lr_scale": scale, "weight_decay": decay})
+        group["params"].append((name, parameter))
+    return list(groups.values())
+
+
+def build(
+    parameters: Named,
+    name: config.Optimizer = "adamw",
+    *,
+    lr: float,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    momentum: float = 0.9,
+    layer_decay: float = 1.0,
+) -> list[torch.optim.Optimizer]:
+    """Build the optimizers, one but for Muon, which leaves to AdamW what is not a hidden matrix.
+
+    `adamw` decays as said on top of this module. `adam` is the paper's (section 4.1: beta1 0.9, beta2 0.999,
+    a high weight decay of 0.1). It was Flax's Adam, whose decay is decoupled too, so it differs from `adamw`
+    in name alone. `sgd` is the paper's fine-tuning (Table 4: momentum 0.9, no decay); its decay is the usual
+    L2 term. `muon` scales its update to AdamW's size (arXiv 2502.16982): one learning rate serves both parts.
+    """
+    groups = parameter_groups(parameters, weight_decay=weight_decay, layer_decay=layer_decay)
+    if not groups:
+        raise OptionError("nothing to train: every parameter is frozen")
+    fused = all(p.device.type in ("cpu", "cuda") for group in groups for _, p in group["params"])
+    optimizers: list[torch.optim.Optimizer]
+    if name == "adamw":
+        optimizers = [torch.optim.AdamW(groups, lr, betas=betas, fused=fused)]
+    elif name == "adam":
+        optimizers = [torch.optim.Adam(groups, lr, betas=betas, decoupled_weight_decay=True, fused=fused)]
+    elif name == "sgd":
+        whole = not any(isinstance(p, DTensor) for group in groups for _, p in group["params"])
+        optimizers = [
+            torch.optim.SGD(groups, lr, momentum=momentum, fused=fused and whole)
+        ]  # no fused shards
+    elif name == "muon":
+        hidden, rest = _split(
+            groups, lambda name, p: p.ndim == 2 and ".blocks." in f".{name}" and decays(name, p)
+        )
+        optimizers = [torch.optim.AdamW(rest, lr, betas=betas, fused=fused)] if rest else []
+        if hidden:
+            optimizers.append(torch.optim.Muon(hidden, lr, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+    else:
+        raise OptionError(f"unknown optimizer {name!r}: expected one of adamw, adam, sgd, muon")
+    set_learning_rate(optimizers, lr)
+    return optimizers
+
+
+def _split(groups: list[Group], takes: Callable[[str, Tensor], bool]) -> tuple[list[Group], list[Group]]:
+    taken, left = [], []
+    for group in groups:
+        for side, wanted in ((taken, True), (left, False)):
+            members = [(name, p) for name, p in group["params"] if takes(name, p) is wanted]
+            if members:
+                side.append({**group, "params": members})
+    return taken, left
+
+
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    steps: int,
+    warmup: int = 0,
+    schedule: config.Schedule = "cosine",
+    final: float = 0.0,
+    timescale: int = 10_000,
+    cooldown: int = 0,
+) -> float:
+    """Return the learning rate of step 0, 1, ... steps - 1: a pure function, so nothing of it needs saving.
+
+    It rises linearly over `warmup` steps, then falls to `final` along a cosine or a line, or as 1/sqrt(step)
+    with a linear `cooldown` at the end (big_vision's rsqrt, arXiv 2106.04560), or stays.
+    """
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+    if schedule == "cosine":
+        return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if schedule == "linear":
+        return peak + (final - peak) * progress
+    if schedule == "constant":
+        return peak
+    if schedule == "rsqrt":
+        rate = peak * math.sqrt(timescale / (timescale + step - warmup))
+        return rate * min(1.0, (steps - step) / cooldown) if cooldown else rate
+    raise OptionError(f"unknown schedule {schedule!r}: expected one of cosine, linear, rsqrt, constant")
+
+
+def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], lr: float) -> None:
+    """Give every group its share of the learning rate."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return the global norm of all gradients, over every shard of every rank."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norm: Tensor) -> None:
+    """Scale the gradients down where their global `norm` is above `max_norm`."""
+    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+
+
+def state_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """Return the optimizers' live state by `<parameter>.<state>`; what is loaded into it takes effect."""
+    return {
+        f"{name}.{key}": value
+        for optimizer in optimizers
+        for name, parameter in _named(optimizer)
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def create_state(optimizers: Iterable[torch.optim.Optimizer], keys: Collection[str]) -> None:
+    """Make the optimizers allocate the state named by `keys`, to be loaded into; torch does it only in steps.
+
+    The step is taken with gradients and a learning rate of zero, and counted: load over it.
+    """
+    owners = {key.rsplit(".", 1)[0] for key in keys}
+    for optimizer in optimizers:
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for name, parameter in _named(optimizer):
+            parameter.grad = torch.zeros_like(parameter) if name in owners else None
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, nn.Parameter]]:
+    for group in optimizer.param_groups:
+        yield from zip(group["param_names"], group["params"], strict=True)
+
+
+class Ema:
+    """An exponential moving average of a module's weights, kept beside it (Polyak averaging)."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        if not 0.0 < decay < 1.0:
+            raise OptionError(
+                f"EMA decay {decay} is out of range: give more than 0 and less than 1, such as 0.9999"
+            )
+        self.decay = decay
+        self._live: dict[str, Tensor] = dict(module.state_dict(keep_vars=True))
+        self.tensors: dict[str, Tensor] = {name: value.detach().clone() for name, value in self._live.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Move the average towards the weights after step 0, 1, ...; early on it follows them closely."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        pairs = [(_local(self.tensors[name]), _local(value)) for name, value in self._live.items()]
+        floating = [(mean, value) for mean, value in pairs if mean.is_floating_point()]
+        average = get_ema_multi_avg_fn(decay)
+        average([mean for mean, _ in floating], [value.detach() for _, value in floating], None)
+        for mean, value in pairs:
+            if not mean.is_floating_point():
+                mean.copy_(value)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Exchange weights and average while the context lasts, to evaluate or to write the average."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for name, value in self._live.items():
+            ours, theirs = _local(self.tensors[name]), _local(value)
+            kept = theirs.clone()
+            theirs.copy_(ours)
+            ours.copy_(kept)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,338 @@
+"""How a module meets the hardware: ranks, shards, compilation, precision, speed; never what it learns.
+
+A module is prepared in place and keeps its parameter names, so that checkpoints don't depend on any of this.
+"""
+
+import atexit
+import hashlib
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitreous import config
+from vitreous.errors import OptionError, TrainingError, VitreousError
+
+Chosen = Literal["bf16", "float32"]
+Value = TypeVar("Value")
+_BLOCK = re.compile(r"(^|\.)blocks\.\d+$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """The place of this process among all that train together."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one process that prints and writes."""
+        return self.rank == 0
+
+
+@contextmanager
+def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) -> Iterator[World]:
+    """Enter the process group that torchrun's environment describes, or run alone without one.
+
+    gloo carries CPU tensors, nccl those of GPUs; `timeout` is how long a rank waits for a lost one. The group
+    stays until the process ends: a second one at the same address would meet the leavings of the first.
+    """
+    # cuDNN's attention returned NaN gradients of finite inputs (bf16, torch 2.11, H200): flash does not.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
+        yield World(device=choose_device(device))
+        return
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        if chosen.type == "cuda":
+            torch.cuda.set_device(chosen)
+            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=chosen)
+        else:
+            dist.init_process_group("gloo", timeout=timeout)
+        atexit.register(_part)
+    try:
+        yield World(device=chosen, rank=dist.get_rank(), size=dist.get_world_size())
+    except RuntimeError as error:
+        if not _lost_rank(error):
+            raise
+        raise TrainingError(
+            f"rank {dist.get_rank()} lost another rank ({str(error).splitlines()[0][-160:]}): run the same "
+            f"command again, or let torchrun do it with --max-restarts; it goes on from the last checkpoint"
+        ) from error
+
+
+def _lost_rank(error: RuntimeError) -> bool:
+    """Tell whether the error means that another rank is gone, or does not answer in time."""
+    lost = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
+    return isinstance(error, dist.DistError) or ("gloo" in str(error) and any(t in str(error) for t in lost))
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def choose_device(device: str = "auto", local_rank: int = 0) -> torch.device:
+    """Return the device by name; `auto` takes a GPU where there is one, each local rank its own."""
+    if device == "auto":
+        device = (
+            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        )
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise OptionError(f"unknown device {device!r}: use auto, cpu, cuda, cuda:N or mps") from None
+    if chosen.type == "mps" and not torch.backends.mps.is_available():
+        raise OptionError("device mps is not available here: use --device cpu")
+    if chosen.type == "cuda":
+        count = torch.cuda.device_count()
+        index = local_rank if chosen.index is None else chosen.index
+        if index >= count:
+            raise OptionError(
+                f"device cuda:{index} is not available: {count} GPUs are visible; use --device cpu"
+            )
+        chosen = torch.device("cuda", index)
+    return chosen
+
+
+def choose_precision(precision: config.Precision, device: torch.device) -> Chosen:
+    """Return what is asked for; `auto` is bf16 where the hardware has it, float32 elsewhere."""
+    if precision != "auto":
+        return precision
+    return "bf16" if has_bf16(device) else "float32"
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Tell whether the hardware multiplies bf16 natively (on a CPU: AMX, or AVX-512's BF16 instructions)."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):  # torch 2.11 may not tell
+        found = torch.cpu.get_capabilities()
+        return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
+    return False
+
+
+def autocast(device: torch.device, precision: Chosen) -> AbstractContextManager[Any]:
+    """Compute matrix products in bf16 inside this context; weights, sums and gradients stay float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def blocks(module: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks (`blocks.N` at any depth): the unit of all that `prepare` does."""
+    return [part for name, part in module.named_modules() if _BLOCK.search(name)]
+
+
+def prepare(
+    module: nn.Module,
+    world: World,
+    *,
+    shard: bool = False,
+    compile: config.Compile = "none",
+    checkpointing: bool = False,
+    precision: Chosen = "float32",
+) -> nn.Module:
+    """Move the module to its device and return what to call in its place: itself, or its DDP wrapper.
+
+    The order matters: checkpointing inside compilation inside sharding.
+    """
+    module.to(world.device)
+    if not shard and sum(isinstance(part, nn.Conv2d) for part in module.modules()) > 1:
+        module.to(memory_format=torch.channels_last)  # a ResNet's convolutions: 1.2 times as fast on a CPU
+    if checkpointing:
+        for block in blocks(module):
+            block.forward = _recomputed(block.forward)
+    if precision == "bf16" and world.device.type == "cuda":
+        torch.set_float32_matmul_precision(
+            "high"
+        )  # the few float32 products left are not worth full precision
+    if compile == "blocks":
+        for block in blocks(module):
+            block.compile()
+    elif compile == "whole":
+        module.compile()
+    if world.size == 1:
+        return module
+    if shard:
+        return _shard(module, world, precision)
+    ids = [world.device.index] if world.device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a block's input alone and compute the rest again in backward.
+
+    Not a wrapper module, which would change the parameters' names, nor a partial, which torch.compile skips.
+    """
+
+    def forward_again(*inputs: Any) -> Any:
+        return checkpoint(forward, *inputs, use_reentrant=False)
+
+    return forward_again
+
+
+def _shard(module: nn.Module, world: World, precision: Chosen) -> nn.Module:
+    """FSDP2: each rank keeps a slice of every parameter, its gradient and its optimizer state."""
+    mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("data",))
+    halves = precision == "bf16" and world.device.type == "cuda"
+    # Blocks travel in bf16, half the traffic; autocast inside keeps norms and the residual sum in float32.
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if halves else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for block in blocks(module):
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    if isinstance(inner := getattr(module, "model", None), nn.Module):
+        fully_shard(inner, mesh=mesh)  # a unit of its own: evaluation calls it without the objective
+    fully_shard(module, mesh=mesh)
+    return module
+
+
+@contextmanager
+def accumulating(module: nn.Module, *, last: bool) -> Iterator[None]:
+    """Let gradients add up on each rank, and exchange them in the `last` of the micro-batches only."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(last)
+        yield
+    elif isinstance(module, DistributedDataParallel) and not last:
+        with module.no_sync():
+            yield
+    else:
+        yield
+
+
+def seed_step(seed: int, step: int, rank: int = 0) -> None:
+    """Seed dropout and stochastic depth for a step: a function of (seed, step, rank), so nothing to save."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little", signed=True))
+
+
+def total(values: Mapping[str, float | int], world: World) -> dict[str, float]:
+    """Sum each figure over all ranks in float64: whole numbers stay exact up to 2**53."""
+    sums = torch.tensor(list(values.values()), dtype=torch.float64)
+    if world.size > 1:
+        dist.all_reduce(sums)  # a CPU tensor: gloo carries it, also beside nccl
+    return dict(zip(values, sums.tolist(), strict=True))
+
+
+def any_rank(flags: Sequence[bool | Tensor], world: World) -> list[bool]:
+    """Tell for each flag whether any rank raised it, with one message and one wait."""
+    raised = torch.stack([torch.as_tensor(flag, dtype=torch.int32, device=world.device) for flag in flags])
+    if world.size > 1:
+        dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+    return [bool(flag) for flag in raised.tolist()]
+
+
+def from_leader(value: Value, world: World) -> Value:
+    """Return rank 0's value on every rank."""
+    box = [value]
+    if world.size > 1:
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]
+
+
+def leader_does(work: Callable[[], object], world: World) -> None:
+    """Do it on rank 0 alone; an error there that a user can cause is raised on every rank."""
+    problem: VitreousError | None = None
+    if world.leads:
+        try:
+            work()
+        except VitreousError as error:
+            problem = error
+    problem = from_leader(problem, world)
+    if problem is not None:
+        raise problem
+
+
+def gather(value: Value, world: World) -> list[Value]:
+    """Return every rank's value, in the order of ranks, on every rank."""
+    if world.size == 1:
+        return [value]
+    values: list[Any] = [None] * world.size
+    dist.all_gather_object(values, value)
+    return cast(list[Value], values)
+
+
+def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return detached CPU copies with the shards of all ranks joined: what a sealed file holds."""
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().clone()
+        for name, value in tensors.items()
+    }
+
+
+def load_whole(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a module, sharded or not, the weights that every rank holds as whole tensors."""
+    set_model_state_dict(module, dict(tensors), options=StateDictOptions(full_state_dict=True))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether the error means that the device has no room, of whatever kind the device is."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes that were held at once: by tensors on a GPU, by the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def count_flops(work: Callable[[], Any]) -> int:
+    """Return the floating-point operations of one call (two for a multiply-add), attention included."""
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        work()
+    return counter.get_total_flops()
+
+
+def matrix_rate(device: torch.device, precision: Chosen, *, seconds: float = 0.2) -> float:
+    """Measure how many operations a second a large matrix product reaches here: the ceiling for MFU."""
+    side = 8192 if device.type == "cuda" else 1024
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+    best = float("inf")
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or best == float("inf"):
+        synchronize(device)
+        start = time.perf_counter()
+        torch.mm(left, right, out=product)
+        synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * side**3 / best
+
+
+def utilization(images_per_second: float, flops_per_image: int, rate: float) -> float:
+    """Return MFU: the share of the matrix rate that forward and backward (3 times forward) make use of."""
+    return images_per_second * 3 * flops_per_image / rate

@@ -1,0 +1,38 @@
+"""Pictures of arrays: numpy in, matplotlib figures out; colour-blind safe, on light and dark. No torch.
+
+`style` has the colours and writes PNG and SVG; `inside` draws what inspection finds, `results` what training
+and evaluation measure. Text from users (class and file names) goes through `label`, never through mathtext.
+"""
+
+from vitreous.plot.inside import (
+    attention_heads,
+    by_layer,
+    deletion,
+    filters,
+    gallery,
+    layer_similarity,
+    overlay,
+    positions,
+    token_norms,
+)
+from vitreous.plot.results import confusion, history, reliability
+from vitreous.plot.style import Theme, label, png, svg
+
+__all__ = [
+    "Theme",
+    "attention_heads",
+    "by_layer",
+    "confusion",
+    "deletion",
+    "filters",
+    "gallery",
+    "history",
+    "label",
+    "layer_similarity",
+    "overlay",
+    "png",
+    "positions",
+    "reliability",
+    "svg",
+    "token_norms",
+]

@@ -1,0 +1,101 @@
+"""What training and evaluation measure, drawn: curves, confusion, reliability. No torch."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from vitreous.plot.style import BLUE, GRAY, HEAT, MARKERS, ORANGE, SERIES, canvas, label, themed, tidy
+
+NAMED = 40
+"""Classes whose names fit along an axis."""
+COUNTED = 16
+"""Classes whose counts fit into the cells."""
+FEW = 30
+
+
+@themed
+def history(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    ylabel: str,
+    xlabel: str = "step",
+    *,
+    percent: bool = False,
+    logarithmic: bool = False,
+) -> Figure:
+    """Draw figures over the steps of a run: name → points (step, value); marks where they are few."""
+    figure = canvas(4.8, 3.1)
+    axes = tidy(figure.subplots())
+    for (name, points), colour, marker in zip(series.items(), SERIES, MARKERS, strict=False):
+        x, y = np.array(points, float).reshape(-1, 2).T
+        axes.plot(x, y, color=colour, marker=marker if len(x) < FEW else "", markersize=3.5, label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    if logarithmic:
+        axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    if len(series) > 1:
+        figure.legend(loc="outside lower center", ncols=len(series))
+    return figure
+
+
+@themed
+def confusion(counts: np.ndarray, labels: Sequence[str]) -> Figure:
+    """Draw a confusion matrix (truth, answer): colour is the share of the row, figures are counts."""
+    classes = len(counts)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    named, counted = classes <= NAMED, classes <= COUNTED
+    side = 4.4 if classes <= 12 else min(7.5, 3.4 + 0.1 * classes)
+    longest = max((len(label(name, 20)) for name in labels), default=0) if named else 0
+    figure = canvas(side + 0.9 + 0.05 * longest, side + 0.1 + 0.05 * longest)
+    axes = figure.subplots()
+    drawn = axes.imshow(shares, vmin=0, vmax=1, cmap=HEAT, interpolation="nearest")
+    if counted:
+        for i, j in zip(*np.nonzero(counts), strict=True):
+            bright = shares[i, j] > 0.55
+            axes.text(
+                j,
+                i,
+                f"{counts[i, j]:,}",
+                ha="center",
+                va="center",
+                size=8,
+                color="#111111" if bright else "#f4f4f4",
+            )
+    if named:
+        size = 9 if classes <= 20 else 7
+        names = [label(name, 20) for name in labels]
+        upright = longest <= 2
+        axes.set_xticks(range(classes), names, rotation=0 if upright else 90, fontsize=size)
+        axes.set_yticks(range(classes), names, fontsize=size)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set(
+        xlabel="answer" if named else "answer (class number)",
+        ylabel="truth" if named else "truth (class number)",
+    )
+    bar = figure.colorbar(drawn, ax=axes, label="share of the class's images", shrink=0.8, aspect=26)
+    bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    return figure
+
+
+@themed
+def reliability(confidence: np.ndarray, accuracy: np.ndarray, count: np.ndarray, error: float) -> Figure:
+    """Draw how often the model is right where it is so sure (bins), and how often it is so sure."""
+    figure = canvas(4.6, 4.4)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    filled = count > 0
+    tidy(above).plot([0, 1], [0, 1], ":", color=GRAY, label="perfectly calibrated")
+    above.plot(confidence[filled], accuracy[filled], color=BLUE, marker="o", label="model")
+    above.set(ylabel="right", xlim=(0, 1), ylim=(0, 1.02))
+    above.set_title(f"Expected calibration error {error:.2%}")
+    edges = np.linspace(0, 1, len(count) + 1)
+    tidy(below).bar(edges[:-1], count, width=np.diff(edges), align="edge", color=ORANGE, edgecolor="none")
+    below.set(xlabel="confidence", ylabel="images")
+    below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    for axis in (below.xaxis, above.yaxis):
+        axis.set_major_formatter(PercentFormatter(1.0))
+    above.legend(loc="upper left")
+    return figure

@@ -1,0 +1,72 @@
+"""From the rows of `metrics.jsonl` to curves: one picture a figure, training beside validation."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitreous import plot
+from vitreous.report.document import Picture
+
+Points = list[tuple[float, float]]
+# figure: title, unit, names that a row may have for it, how to read it
+CURVES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
+    "loss": (
+        "Loss",
+        "loss",
+        ("loss",),
+        "Lower is better; validation that rises while training falls is overfitting.",
+    ),
+    "accuracy": (
+        "Accuracy",
+        "images recognised",
+        ("accuracy",),
+        "Training is measured on augmented images, so it may lie below validation.",
+    ),
+    "lr": (
+        "Learning rate",
+        "learning rate",
+        ("lr", "learning_rate"),
+        "How far the optimizer steps: warm-up, then decay.",
+    ),
+    "images_per_second": (
+        "Speed",
+        "images a second",
+        ("images_per_second",),
+        "In training; dips are validation, checkpoints or a busy machine.",
+    ),
+    "gradient_norm": (
+        "Gradient",
+        "L2 norm of the gradient",
+        ("gradient_norm", "grad_norm"),
+        "Before clipping; spikes are instability.",
+    ),
+}
+SPLITS = ("train", "val", "test")
+
+
+def curves(rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
+    """Return a picture for each figure that has at least two points."""
+    drawn = []
+    for figure, (title, unit, names, how) in CURVES.items():
+        series = {split: points for split in SPLITS if len(points := _points(rows, split, names)) > 1}
+        if figure not in ("loss", "accuracy"):
+            series = {title.lower(): points for points in list(series.values())[:1]}
+        if series:
+            chart = plot.history(series, unit, percent=figure == "accuracy")
+            drawn.append(Picture(title=title, svg=plot.svg(chart, f"curve-{figure}"), how=how))
+    return drawn
+
+
+def _points(rows: Sequence[Mapping[str, Any]], split: str, names: tuple[str, ...]) -> Points:
+    """Return (step, value) of a split, whether a row names its split or its figures do (`val_loss`)."""
+    points: Points = []
+    for number, row in enumerate(rows):
+        named = [f"{split}_{name}" for name in names]
+        if row.get("split", "train") == split:
+            named += names
+        for name in named:
+            value = row.get(name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                points.append((float(row.get("step", number)), float(value)))
+                break
+    return points

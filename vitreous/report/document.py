@@ -1,0 +1,159 @@
+"""What a report holds, as data: any part may be absent. Nothing is drawn or written here."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from vitreous import console
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure and one sentence on how to read it."""
+
+    title: str
+    svg: str = ""
+    """An SVG element, from `plot.svg`."""
+    png: bytes = b""
+    """Or a PNG file."""
+    how: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gallery:
+    """One image beside itself seen through some maps."""
+
+    title: str
+    text: str = ""
+    images: Sequence[tuple[str, np.ndarray]] = ()
+    """Caption and uint8 pixels (H, W, 1 or 3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """An image that was taken for another class."""
+
+    truth: str
+    answer: str
+    probability: float
+    """What the model gave its answer."""
+    file: str = ""
+    image: np.ndarray | None = None
+    """uint8 (H, W, 1 or 3)"""
+    seen: np.ndarray | None = None
+    """The same with its rollout laid over it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassRow:
+    """One class of the per-class table."""
+
+    label: str
+    count: int
+    recall: float
+    """Of its images, the share that was recognised."""
+    precision: float | None = None
+    """Of the answers that name it, the share that was right; None where no answer does."""
+    taken_for: str = ""
+    """The class that it was most often taken for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reliability:
+    """Confidence in equal bins from 0 to 1: mean confidence, share right, number of images."""
+
+    confidence: np.ndarray
+    accuracy: np.ndarray
+    count: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: the mean gap, weighted by images."""
+        return float((np.abs(self.confidence - self.accuracy) * self.count).sum() / max(1, self.count.sum()))
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Everything that a page can show."""
+
+    title: str
+    subtitle: str = ""
+    command: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    summary: Mapping[str, str] = field(default_factory=dict)
+    """The figures that matter, in words: name → text."""
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """Rows of `metrics.jsonl`: step, and either split with loss, accuracy, …, or train_loss, val_loss, …"""
+    split: str = ""
+    """What confusion, reliability, mistakes and classes were measured on."""
+    labels: Sequence[str] = ()
+    confusion: np.ndarray | None = None
+    """Counts (truth, answer)."""
+    reliability: Reliability | None = None
+    mistakes: Sequence[Mistake] = ()
+    per_class: Sequence[ClassRow] = ()
+    pictures: Sequence[Picture] = ()
+    galleries: Sequence[Gallery] = ()
+    check: Mapping[str, str] = field(default_factory=dict)
+    """What `vitreous check` found: name → text."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """How it was made: option → value."""
+    card: str = ""
+    """The model card, Markdown."""
+    notes: Sequence[str] = ()
+    """What was left out, and why."""
+
+
+def environment() -> dict[str, str]:
+    """Return where this was made, without importing anything heavy."""
+    found = {"vitreous": "", "torch": "", "torchvision": "", "numpy": ""}
+    for name in found:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    machine = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    return {
+        "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "machine": machine,
+        "Python": platform.python_version(),
+        **found,
+    }
+
+
+def class_rows(confusion: np.ndarray, labels: Sequence[str]) -> list[ClassRow]:
+    """Return the per-class table of a confusion matrix (truth, answer), the worst recognised first."""
+    rows = []
+    for i, name in enumerate(labels):
+        count, answers = int(confusion[i].sum()), int(confusion[:, i].sum())
+        if not count:
+            continue
+        others = confusion[i].copy()
+        others[i] = 0
+        rows.append(
+            ClassRow(
+                label=name,
+                count=count,
+                recall=float(confusion[i, i] / count),
+                precision=float(confusion[i, i] / answers) if answers else None,
+                taken_for=f"{labels[int(others.argmax())]} ({int(others.max())})" if others.any() else "",
+            )
+        )
+    return sorted(rows, key=lambda row: row.recall)
+
+
+def said(name: str) -> str:
+    """Return a name of a figure as words: `images_per_second` → `images per second`."""
+    return name.replace("_", " ")
+
+
+def warn_left_out(what: str, why: object) -> str:
+    """Say on the console that a part is missing, and return the sentence for the report."""
+    sentence = f"{what} left out: {why}"
+    console.warn(sentence)
+    return sentence

@@ -1,0 +1,187 @@
+"""The report of an evaluation: what `vitreous evaluate` measured, with the images that it was wrong about."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitreous import files, inspection, plot, predict
+from vitreous.data import Dataset, Split, open_data
+from vitreous.errors import DataError, VitreousError
+from vitreous.evals import accuracy, calibration, outputs
+from vitreous.models.vit import VisionTransformer
+from vitreous.predict import Classifier
+from vitreous.report.document import (
+    ClassRow,
+    Mistake,
+    Picture,
+    Reliability,
+    Report,
+    class_rows,
+    environment,
+    said,
+    warn_left_out,
+)
+from vitreous.report.inspecting import pictures
+from vitreous.report.observe import Picked, findings
+from vitreous.report.page import write
+
+WORST = 24
+LOOKED_AT = 8
+"""Images of the split whose attention is looked at."""
+NAMES = {
+    "top5": "top-5 accuracy",
+    "ece": "calibration error",
+    "count": "images",
+    "f1": "F1, mean of classes",
+    "step": "best at step",
+    "seconds": "time",
+    "mfu": "MFU",
+}
+SHARES = {
+    "accuracy",
+    "top5",
+    "ece",
+    "mfu",
+    "f1",
+    "precision",
+    "recall",
+    "mean_average_precision",
+    "real_accuracy",
+}
+FIRST = ("accuracy", "mean_average_precision", "top5", "loss", "ece", "f1", "count", "real_accuracy")
+
+
+def write_evaluation(
+    folder: Path, document: dict[str, Any], data: Dataset | None = None, command: str = ""
+) -> Path:
+    """Write `evaluation.json` and `report.html` of what `vitreous evaluate` measured; return the page."""
+    files.write_text(folder / "evaluation.json", json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    return write(folder / "report.html", from_evaluation(document, data, command))
+
+
+def from_evaluation(document: dict[str, Any], data: Dataset | None = None, command: str = "") -> Report:
+    """Build the report of a document of `vitreous evaluate`, which names its checkpoint, data and split."""
+    shown = {name: document[name] for name in FIRST if isinstance(document.get(name), int | float)}
+    report = Report(
+        title=f"{Path(str(document.get('checkpoint', 'evaluation'))).name} on {document.get('data', 'data')}",
+        subtitle=str(document.get("checkpoint", "")),
+        command=command,
+        environment=environment(),
+        summary={called(name): figure(name, value) for name, value in shown.items()},
+        check={"unreadable": "; ".join(document["bad_files"])} if document.get("bad_files") else {},
+    )
+    interval = document.get("accuracy_interval")
+    if interval and "accuracy" in report.summary:
+        span = f"{interval[0]:.1%} to {interval[1]:.1%}"
+        report.summary = {**report.summary, "accuracy, 95 % interval": span}
+    measured(report, document)
+    try:
+        split = (data or open_data(document["data"])).splits[document["split"]]
+        look(report, predict.load(document["checkpoint"]), split, document)
+    except (VitreousError, KeyError) as error:
+        report.notes = [*report.notes, warn_left_out("images and figures", error)]
+    return report
+
+
+def measured(report: Report, document: dict[str, Any]) -> None:
+    """Add what a document says of a split: confusion, reliability and classes."""
+    rows = document.get("per_class") or []
+    report.split = str(document.get("split") or report.split)
+    report.labels = document.get("labels") or [row["label"] for row in rows] or report.labels
+    if document.get("confusion"):
+        report.confusion = np.array(document["confusion"], np.int64)
+        report.per_class = class_rows(report.confusion, report.labels)
+    elif rows:
+        report.per_class = [
+            ClassRow(
+                label=row["label"], count=row["count"], recall=row["recall"], precision=row.get("precision")
+            )
+            for row in sorted(rows, key=lambda row: row["recall"])
+            if row["count"]
+        ]
+    if bins := document.get("reliability"):
+        columns = {
+            name: np.array([row[name] for row in bins]) for name in ("confidence", "accuracy", "count")
+        }
+        report.reliability = Reliability(**columns)
+
+
+def assess(classifier: Classifier, split: Split) -> dict[str, Any]:
+    """Measure a split as `vitreous evaluate` does, for a report that finds nothing measured."""
+    if split.targets.ndim != 1:
+        raise DataError("images with several labels have no confusion matrix: use `vitreous evaluate`")
+    found = outputs.logits(classifier.model, split, classifier.preprocess.preprocessing)
+    worst = accuracy.worst_mistakes(found.values, found.targets, found.indices, WORST)
+    figures = accuracy.figures(found.values, found.targets, classifier.labels)
+    return {**figures, **calibration.figures(found.values, found.targets), "worst": worst}
+
+
+def look(report: Report, classifier: Classifier, split: Split, document: dict[str, Any]) -> None:
+    """Add what needs the model and the images: mistakes with their rollout, and the paper's figures."""
+    report.mistakes = mistakes(classifier, split, document.get("worst") or [])
+    channels = classifier.preprocess.preprocessing.channels
+    picked = []
+    for i in np.unique(np.linspace(0, len(split) - 1, min(LOOKED_AT, len(split))).round().astype(int)):
+        try:
+            picked.append(Picked(split.name(int(i)), split.read(int(i), channels)))
+        except DataError:
+            continue  # the evaluation has named it
+    report.pictures, notes = inside(classifier, picked)
+    report.notes = [*report.notes, *notes]
+
+
+def inside(classifier: Classifier, picked: list[Picked]) -> tuple[list[Picture], list[str]]:
+    """Return the paper's figures of a classifier, and what was left out."""
+    found = findings(classifier, picked)
+    return pictures(found), found.notes
+
+
+def mistakes(classifier: Classifier, split: Split, worst: list[dict[str, Any]]) -> list[Mistake]:
+    """Return the worst mistakes with their images and, where the model has attention, their rollout."""
+    found = []
+    channels = classifier.preprocess.preprocessing.channels
+    for row in worst:
+        image = seen = None
+        try:
+            image = classifier.preprocess.pixels(split.read(row["index"], channels)).copy()
+        except (DataError, IndexError):
+            pass  # the data has moved since: names are left
+        if image is not None and isinstance(classifier.model, VisionTransformer):
+            batch = classifier.preprocess(image)[None].to(classifier.device)
+            seen = plot.overlay(image, inspection.rollout(classifier.model, batch)[0].cpu().numpy())
+        found.append(
+            Mistake(
+                truth=_label(row["truth"], classifier.labels),
+                answer=_label(row["guess"], classifier.labels),
+                probability=row["probability"],
+                file=str(row.get("file") or split.name(row["index"])),
+                image=image,
+                seen=seen,
+            )
+        )
+    return found
+
+
+def _label(value: int | str, labels: list[str]) -> str:
+    return labels[value] if isinstance(value, int) else value
+
+
+def called(name: str) -> str:
+    """Return a figure's name as people read it."""
+    return NAMES.get(name, said(name.removesuffix("_bytes")))
+
+
+def figure(name: str, value: float | str) -> str:
+    """Return a figure as people read it."""
+    if isinstance(value, str):
+        return value
+    if name in SHARES:
+        return f"{value:.2%}"
+    if name == "seconds":
+        minutes, seconds = divmod(round(value), 60)
+        return f"{minutes} min {seconds} s" if minutes else f"{value:.1f} s"
+    if name.endswith("_bytes"):
+        return f"{value / 2**20:,.0f} MiB"
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.4g}"

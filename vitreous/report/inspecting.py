@@ -1,0 +1,336 @@
+"""`vitreous inspect`: any checkpoint and some images in, figures, numbers and a page out."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from vitreous import console, files, plot
+from vitreous.data.decode import SUFFIXES, decode
+from vitreous.errors import DataError
+from vitreous.inspection import distance
+from vitreous.models import architecture
+from vitreous.models.architecture import ViTConfig
+from vitreous.models.vit import VisionTransformer
+from vitreous.models.zoo import get_config
+from vitreous.plot.inside import Line, Pictured, shown
+from vitreous.predict import Classifier, load
+from vitreous.report.document import Gallery, Picture, Report, environment
+from vitreous.report.observe import CNN, Findings, InspectOptions, Looked, Picked, findings
+from vitreous.report.page import write
+
+HEADS_OF = 4
+"""Images whose heads are drawn one by one."""
+
+
+class Drawing(NamedTuple):
+    """A figure, the name of its file, and one sentence on how to read it."""
+
+    name: str
+    title: str
+    figure: Figure
+    how: str
+
+
+def inspect(
+    source: str | Path,
+    images: Sequence[str | Path],
+    out: Path,
+    options: InspectOptions | None = None,
+    *,
+    compare: str | Path | None = None,
+    image_size: tuple[int, int] | None = None,
+    device: str = "cpu",
+    command: str = "",
+) -> dict[str, Any]:
+    """Look inside any checkpoint: write figures, `inspection.json` and `report.html`; return the numbers."""
+    options = options or InspectOptions()
+    classifier = load(source, image_size=image_size, device=device)
+    other = load(compare, device=device) if compare is not None else None
+    picked = read(images, classifier)
+    if compare is not None and not picked:
+        raise DataError("two checkpoints are compared through images: give at least one")
+    found = findings(classifier, picked, options, other)
+    drawings = list(draw(found, str(source), str(compare or "")))
+    for drawing in drawings:
+        _write_bytes(out / f"{drawing.name}.png", plot.png(drawing.figure))
+    document = {"checkpoint": str(source), **numbers(found, str(compare or ""))}
+    files.write_text(out / "inspection.json", json.dumps(document, ensure_ascii=False) + "\n")
+    write(out / "report.html", _report(found, drawings, classifier, str(source), command))
+    return document
+
+
+def read(images: Sequence[str | Path], classifier: Classifier) -> list[Picked]:
+    """Decode the images, those of a folder too; a bad one is named and left out."""
+    channels = classifier.preprocess.preprocessing.channels
+    paths: list[Path] = []
+    for each in map(Path, images):
+        inside = (
+            sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES)
+            if each.is_dir()
+            else []
+        )
+        paths += inside or [each]
+    picked = []
+    for path in paths:
+        try:
+            image = decode(path, channels)
+            classifier.preprocess.scaled_size(image.height, image.width)
+            picked.append(Picked(str(path), image))
+        except DataError as error:
+            console.warn(str(error))
+    if paths and not picked:
+        raise DataError(f"none of the {len(paths)} images could be read: give JPEG, PNG or WebP files")
+    return picked
+
+
+def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
+    """Yield every figure that the findings have something for."""
+    if found.filters is not None:
+        yield Drawing(
+            "filters",
+            "Filters",
+            plot.filters(found.filters.tiles, found.filters.about),
+            "The directions along which the first filters differ most: smooth waves and colours are learned, "
+            "noise is not (figure 7, left, of the paper).",
+        )
+    if found.positions is not None:
+        yield Drawing(
+            "positions",
+            "Position similarity",
+            plot.positions(found.positions.values, found.positions.about),
+            "Each tile is one patch and shows which places it takes for near: bright spots at the tile's own "
+            "place, rows and columns mean that the model knows the grid (figure 7, centre).",
+        )
+    if found.distance is not None:
+        yield Drawing(
+            "distance",
+            "Attention distance",
+            plot.by_layer(found.distance, "mean attention distance (pixels)", _lines(found)),
+            "How far each head looks: low dots in early layers are local heads, much like convolutions; "
+            "the dashed line is what a CNN of the same relative depth could reach (figure 7, right).",
+        )
+    if found.entropy is not None:
+        yield Drawing(
+            "entropy",
+            "Attention entropy",
+            plot.by_layer(found.entropy, "entropy (1: all tokens alike)", top=1.02),
+            "Near 1 a head averages over everything, near 0 it picks single tokens.",
+        )
+    yield from _of_images(found)
+    if found.cka is not None:
+        yield Drawing(
+            "layers",
+            "Layers compared",
+            plot.layer_similarity(found.cka),
+            "Bright blocks are runs of layers that say much the same (linear CKA over patches).",
+        )
+    if found.compared is not None:
+        yield Drawing(
+            "compare",
+            "Checkpoints compared",
+            plot.layer_similarity(found.compared, Path(name).stem, Path(other).stem),
+            "A bright cell: these two layers of the two checkpoints represent the images alike (linear CKA).",
+        )
+    if found.judged is not None:
+        yield Drawing(
+            "deletion",
+            "Are the maps right?",
+            plot.deletion(found.judged.removed, found.judged.curves, found.judged.random, found.judged.about),
+            f"What the model still says as patches leave, mean of {_images(found.judged.images)}: a map that "
+            "falls no faster than random order (above) names patches that don't matter.",
+        )
+
+
+def _of_images(found: Findings) -> Iterator[Drawing]:
+    if found.looked and found.looked[0].maps:
+        rows = [Pictured(_title(each), each.pixels, each.maps) for each in found.looked]
+        yield Drawing(
+            "rollout",
+            "What it looks at",
+            plot.gallery(rows),
+            f"Bright is what reaches the {found.start or 'answer'} through all layers (figure 6); the maps "
+            "for a class count only what speaks for it.",
+        )
+    for number, each in enumerate(found.looked[:HEADS_OF], 1):
+        if each.heads is not None:
+            yield Drawing(
+                f"heads-{number}",
+                f"Every head, {plot.label(Path(each.name).name)}",
+                plot.attention_heads(each.heads, found.start),
+                "One tile a head, each with its own scale: what it attends to in this image.",
+            )
+    if found.norms is not None and found.similarity is not None:
+        yield Drawing(
+            "tokens",
+            "Tokens by layer",
+            plot.token_norms(found.norms, found.prefix_norms, found.similarity),
+            "A longest patch far above the rest is an artefact token, which registers remove; similarity "
+            "near 1 means that the patches have become one.",
+        )
+
+
+def _images(count: int) -> str:
+    return f"{count} image" + "s" * (count != 1)
+
+
+def _lines(found: Findings) -> list[Line]:
+    assert isinstance(found.model, VisionTransformer) and found.cnn is not None
+    everywhere = distance.uniform_distance(found.model.config)
+    ends = np.array([0.0, 1.0])
+    return [
+        Line(f"receptive field of {CNN}", *found.cnn),
+        Line("looking everywhere alike", ends, np.full(2, everywhere)),
+    ]
+
+
+def pictures(found: Findings, drawings: Sequence[Drawing] | None = None) -> list[Picture]:
+    """Return the figures for a page; the gallery of images is HTML there."""
+    chosen = drawings if drawings is not None else list(draw(found))
+    left = {"rollout", *(f"heads-{number}" for number in range(2, HEADS_OF + 1))}
+    return [
+        Picture(title=each.title, svg=plot.svg(each.figure, each.name), how=each.how)
+        for each in chosen
+        if each.name not in left
+    ]
+
+
+def _report(
+    found: Findings, drawings: Sequence[Drawing], classifier: Classifier, source: str, command: str
+) -> Report:
+    config = classifier.model.config
+    size = "x".join(map(str, config.image_size))
+    summary = {
+        "parameters": f"{sum(p.numel() for p in classifier.model.parameters()):,}",
+        "image size": size,
+        "images looked at": f"{found.count:,}",
+        "classes": f"{len(classifier.labels):,}" if classifier.labels else "none",
+    }
+    if isinstance(config, ViTConfig):
+        grid = "x".join(map(str, config.grid))
+        summary |= {
+            "layers x heads": f"{config.depth} x {config.heads}",
+            "patches": f"{grid} of {config.step[0]}x{config.step[1]} px",
+        }
+    return Report(
+        title=f"Inside {Path(source).name}",
+        subtitle=source,
+        command=command,
+        environment=environment(),
+        summary=summary,
+        pictures=pictures(found, drawings),
+        galleries=[_gallery(each) for each in found.looked],
+        notes=found.notes,
+    )
+
+
+def _gallery(looked: Looked) -> Gallery:
+    top = ", ".join(f"{label} {probability:.1%}" for label, probability in looked.top[:3])
+    maps = [
+        (
+            f"{name}: {looked.target}" if name != "rollout" and looked.target else name,
+            plot.overlay(looked.pixels, each),
+        )
+        for name, each in looked.maps.items()
+    ]
+    artefacts = f"{len(looked.artefacts)} artefact tokens" if looked.artefacts else ""
+    text = " · ".join(part for part in (top, artefacts) if part)
+    return Gallery(title=Path(looked.name).name, text=text, images=[("image", looked.pixels), *maps])
+
+
+def _title(looked: Looked) -> str:
+    return f"{looked.top[0][0]} {looked.top[0][1]:.0%}" if looked.top else Path(looked.name).name
+
+
+def numbers(found: Findings, other: str = "") -> dict[str, Any]:
+    """Return what the figures show, as one JSON document."""
+    document: dict[str, Any] = {
+        "architecture": architecture.to_dict(found.model.config),  # type: ignore[arg-type]
+        "count": found.count,
+        "start": found.start,
+        "images": [_image_numbers(each, heads=number < HEADS_OF) for number, each in enumerate(found.looked)],
+        "notes": found.notes,
+    }
+    if found.filters is not None:
+        document["filters"] = {
+            "about": found.filters.about,
+            "variance": _plain(found.filters.variance),
+            "tiles": _plain(found.filters.tiles),
+        }
+    if found.positions is not None:
+        rows, columns = (shown(side) for side in found.positions.values.shape[:2])
+        document["position_similarity"] = {
+            "about": found.positions.about,
+            "rows": rows.tolist(),
+            "columns": columns.tolist(),
+            "values": _plain(found.positions.values[np.ix_(rows, columns)]),
+        }
+    if found.distance is not None and found.cnn is not None:
+        fields = distance.receptive_fields(get_config(CNN))  # type: ignore[arg-type]
+        document["attention_distance"] = {
+            "unit": "pixels",
+            "values": _plain(found.distance),
+            "uniform": _plain(_lines(found)[1].y[0]),
+            "cnn": {
+                "name": CNN,
+                "depth": _plain(found.cnn[0]),
+                "distance": _plain(found.cnn[1]),
+                "receptive_field": [field.side for field in fields],
+            },
+        }
+    document["attention_entropy"] = _plain(found.entropy)
+    document["token_similarity"] = _plain(found.similarity)
+    if found.norms is not None:
+        quantiles = np.quantile(found.norms, (0.05, 0.5, 0.95, 1.0), axis=1)
+        document["token_norms"] = {
+            **dict(zip(("p5", "median", "p95", "longest"), _plain(quantiles), strict=True)),
+            "prefix": {name: _plain(values) for name, values in found.prefix_norms.items()},
+        }
+    document["cka"] = _plain(found.cka)
+    if found.compared is not None:
+        document["compare"] = {"checkpoint": other, "cka": _plain(found.compared)}
+    if found.judged is not None:
+        document["deletion"] = {
+            "about": found.judged.about,
+            "images": found.judged.images,
+            "removed": _plain(found.judged.removed),
+            "random": _plain(found.judged.random),
+            "maps": {
+                name: {
+                    "deletion": _plain(falls),
+                    "insertion": _plain(stays),
+                    "deletion_area": _plain(falls.mean()),
+                    "insertion_area": _plain(stays.mean()),
+                }
+                for name, (falls, stays) in found.judged.curves.items()
+            },
+        }
+    return document
+
+
+def _image_numbers(looked: Looked, *, heads: bool) -> dict[str, Any]:
+    return {
+        "file": looked.name,
+        "top": [{"label": label, "probability": probability} for label, probability in looked.top],
+        "class": looked.target,
+        "maps": {name: _plain(each) for name, each in looked.maps.items()},
+        "artefacts": looked.artefacts,
+        "heads": _plain(looked.heads) if heads else None,
+    }
+
+
+def _plain(values: Any) -> Any:
+    """Return an array as nested lists of numbers with four digits: enough to draw the figure again."""
+    if values is None:
+        return None
+    array = np.asarray(values, np.float64)
+    digits = np.vectorize(lambda value: float(f"{value:.4g}"), otypes=[float])(array) if array.size else array
+    return digits.tolist()
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    with files.atomic(path) as temporary:
+        temporary.write_bytes(data)

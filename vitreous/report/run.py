@@ -1,0 +1,122 @@
+"""The report of a run, from what its folder holds: what is there is shown, what is missing is left out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vitreous import journal, predict
+from vitreous.data import Dataset, open_data
+from vitreous.errors import VitreousError
+from vitreous.report.document import Report, environment, said, warn_left_out
+from vitreous.report.evaluation import FIRST, assess, called, figure, inside, look, measured
+from vitreous.report.page import write
+
+FEW = 5_000
+"""Images of a split that are judged again where the run has not written down what the report needs."""
+
+
+def write_run(folder: Path, data: Dataset | None = None) -> Path:
+    """Write `report.html` into a run folder and return its path."""
+    return write(folder / "report.html", from_run(folder, data))
+
+
+def from_run(folder: Path, data: Dataset | None = None) -> Report:
+    """Build the report of a run folder; without `data`, the data set that the run names is opened.
+
+    Read, where present: `config.json`, `metrics.jsonl`, `results.json`, `evaluation.json`, `check.json`,
+    `model_card.md` and `best.safetensors` (for the figures, the reliability and the mistakes' rollout).
+    """
+    config, evaluation = _json(folder / "config.json"), _json(folder / "evaluation.json")
+    card = folder / "model_card.md"
+    report = Report(
+        title=folder.resolve().name,
+        subtitle=str(config.get("data", "")),
+        command=_command(config),
+        environment=environment(),
+        summary=_summary(_json(folder / "results.json")),
+        metrics=journal.read(folder / "metrics.jsonl"),
+        check={said(name): _text(value) for name, value in _json(folder / "check.json").items()},
+        settings=_settings(config),
+        card=card.read_text(encoding="utf-8") if card.is_file() else "",
+    )
+    measured(report, evaluation)
+    if (folder / "best.safetensors").is_file():
+        _look(report, folder / "best.safetensors", config, evaluation, data)
+    return report
+
+
+def _look(
+    report: Report, best: Path, config: dict[str, Any], evaluation: dict[str, Any], data: Dataset | None
+) -> None:
+    """Add what needs the model, and the images where they can still be read."""
+    classifier = predict.load(best)
+    try:
+        options = config.get("options", {})
+        root, seed = options.get("data_root"), options.get("seed", 0)
+        splits = (data or open_data(config["data"], data_root=root, seed=seed)).splits
+        report.split = report.split or next(name for name in ("test", "val", "train") if name in splits)
+        split = splits[report.split]
+        if classifier.labels and split.targets.ndim == 1 and report.reliability is None and len(split) <= FEW:
+            evaluation = {**assess(classifier, split), "split": report.split}
+            measured(report, evaluation)
+        look(report, classifier, split, evaluation)
+    except (VitreousError, KeyError, StopIteration) as error:
+        left_out = warn_left_out("mistakes and attention", error)
+        report.pictures, notes = inside(classifier, [])
+        report.notes = [left_out, *notes]
+
+
+def _summary(results: dict[str, Any]) -> dict[str, str]:
+    """Say the figures of `results.json` in words, those of splits first."""
+    summary: dict[str, str] = {}
+    for split in ("test", "val"):
+        figures = results.get(split) or {}
+        for name in [*FIRST, *(name for name in figures if name not in FIRST)]:
+            if isinstance(value := figures.get(name), int | float):
+                summary[f"{called(name)}, {split}"] = figure(name, value)
+    for name, value in results.items():
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            summary[called(name)] = figure(name, value)
+    return summary
+
+
+def _command(config: dict[str, Any]) -> str:
+    command = config.get("command", "")
+    return " ".join(map(str, command)) if isinstance(command, list) else str(command)
+
+
+def _settings(config: dict[str, Any]) -> dict[str, str]:
+    """Return the options of a run by name, nested ones as `plan.lr`; those that were chosen say why."""
+    flat: dict[str, str] = {}
+    reasons = config.get("plan", {}).get("reasons", {})
+
+    def visit(prefix: str, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if name == "reasons" or value is None:
+                continue
+            if isinstance(value, dict):
+                visit(f"{prefix}{name}.", value)
+            else:
+                why = f" ({reasons[name]})" if prefix.startswith("plan.") and name in reasons else ""
+                flat[f"{prefix}{name}"] = _text(value) + why
+
+    visit("", {name: value for name, value in config.items() if name not in ("command", "labels")})
+    return flat
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 300 else f"{text[:300]} …"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        warn_left_out(path.name, error)
+        return {}
+    return found if isinstance(found, dict) else {}

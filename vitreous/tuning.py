@@ -1,0 +1,123 @@
+"""Which part of a trained model learns: all of it, its head, its last blocks, or low-rank updates (LoRA).
+
+LoRA's factors live beside the frozen matrices while training; `merged` folds them in, so what is saved is
+an ordinary model for every layout and export.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.config import Preprocessing
+from vitreous.errors import ModelError
+from vitreous.models.architecture import Architecture
+from vitreous.models.resnet import ResNet
+from vitreous.models.vit import VisionTransformer
+from vitreous.models.weights import Model
+
+RANK, ALPHA = 8, 8.0
+LAYERS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+
+
+class LoRALinear(nn.Linear):
+    """A frozen dense layer with a learned low-rank update: y = W x + b + (α / r) B A x (arXiv 2106.09685).
+
+    A fused layer (qkv) has factors of its own for each of its `parts`.
+    """
+
+    def __init__(self, layer: nn.Linear, rank: int, parts: int) -> None:
+        like = layer.weight
+        super().__init__(
+            layer.in_features, layer.out_features, layer.bias is not None, like.device, like.dtype
+        )
+        self.weight, self.bias = layer.weight, layer.bias
+        self.parts, self.scale = parts, ALPHA / rank
+        self.lora_a = nn.Parameter(
+            torch.empty(parts, rank, layer.in_features, device=like.device, dtype=like.dtype)
+        )
+        self.lora_b = nn.Parameter(
+            torch.zeros(parts, layer.out_features // parts, rank, device=like.device, dtype=like.dtype)
+        )  # zero: training starts from the checkpoint
+        nn.init.normal_(self.lora_a, std=layer.in_features**-0.5)
+
+    def forward(self, input: Tensor) -> Tensor:
+        low = torch.einsum("...i,pri->...pr", input, self.lora_a)
+        update = torch.einsum("...pr,por->...po", low, self.lora_b).flatten(-2)
+        return F.linear(input, self.weight, self.bias) + self.scale * update
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a run starts from: a trained model fitted to the task, and what of it learns."""
+
+    architecture: Architecture
+    preprocessing: Preprocessing
+    tensors: dict[str, Tensor]
+    tune: str
+
+
+def apply(model: Model, tune: str) -> str:
+    """Freeze what does not learn, add what does, and return a sentence that says so.
+
+    `tune` is `full`, `head`, `last:N` (the head and the last N blocks), `lora` or `lora:RANK`.
+    """
+    match = re.fullmatch(r"(full|head|lora|last)(?::(\d+))?", tune)
+    if match is None or (match[1] == "last") != (match[1] == "last" and match[2] is not None):
+        raise ModelError(f"unknown way to tune {tune!r}: expected full, head, lora, lora:RANK or last:N")
+    kind, number = match[1], int(match[2]) if match[2] else None
+    if number is not None and kind in ("full", "head") or number == 0:
+        raise ModelError(f"{tune!r}: a number of at least 1 goes with last or lora")
+    if kind != "full":
+        if kind in ("last", "lora") and isinstance(model, ResNet):
+            raise ModelError(f"a ResNet is tuned full or by its head, not {tune}")
+        model.requires_grad_(False)
+    for module in _learning(model, kind, number):
+        module.requires_grad_(True)
+    if kind == "lora":
+        _add_factors(model, number or RANK)
+    learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
+    return f"{learning:,} of {total:,} parameters ({100 * learning / total:.1f} %)"
+
+
+@torch.no_grad()
+def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the state of an ordinary model: every low-rank update folded into its matrix."""
+    plain = {name: tensor for name, tensor in state.items() if ".lora_" not in name}
+    for name, a in state.items():
+        if name.endswith(".lora_a"):
+            layer = name.removesuffix(".lora_a")
+            update = (state[f"{layer}.lora_b"] @ a).flatten(0, 1)
+            plain[f"{layer}.weight"] = plain[f"{layer}.weight"] + ALPHA / a.shape[1] * update
+    return plain
+
+
+def unmerged(plain: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return a state for a model with factors that computes what the ordinary one does: updates of zero."""
+    factors = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+    return {**plain, **{name: torch.zeros(tensor.shape) for name, tensor in factors.items()}}
+
+
+def _learning(model: Model, kind: str, number: int | None) -> Iterator[nn.Module]:
+    if kind == "full":
+        return
+    yield from (getattr(model, name) for name in ("head", "head_dist") if hasattr(model, name))
+    if kind == "last" and isinstance(model, VisionTransformer):
+        if number is not None and number > len(model.blocks):
+            raise ModelError(f"last:{number} is more than the model's {len(model.blocks)} blocks")
+        yield from list(model.blocks)[-(number or 1) :]
+        yield from (model.norm, model.fc_norm)
+
+
+def _add_factors(model: Model, rank: int) -> None:
+    assert isinstance(model, VisionTransformer)
+    for block in model.blocks:
+        for name in LAYERS:
+            owner = block.get_submodule(name.split(".")[0])
+            leaf = name.split(".")[1]
+            layer = getattr(owner, leaf)
+            setattr(owner, leaf, LoRALinear(layer, rank, 3 if leaf == "qkv" else 1))
