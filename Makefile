@@ -4,13 +4,13 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format browser clean
 
 demo: $(READY)
-	$(BIN)/vitreous models "ViT-B"
+	$(BIN)/vitreous train digits --out runs/digits
 
-test: lint
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+test: lint browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -21,6 +21,13 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Browser tests need Chromium: installed where that is allowed, else they skip, and this line says so.
+browser:
+	@command -v chromium >/dev/null 2>&1 \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 \
+	       && apt-get update -qq && apt-get install -y -qq chromium >/dev/null 2>&1; } \
+	  || echo "Chromium is not here and can't be installed: the browser tests will be SKIPPED"
 
 clean:
 	rm -rf $(VENV) build dist

@@ -2,10 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from vitreous.predict import Classifier
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests reaches the network
 
@@ -31,27 +35,62 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
-@pytest.fixture(scope="session")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small sealed classifier of the bundled digits, trained for a few seconds by a plain loop."""
+def digits_files(folder: Path, split: str = "test", count: int | None = None) -> list[Path]:
+    """Write real digits as PNG files, each named by its number and class."""
+    from vitreous.data import open_data
+
+    part = open_data("digits").splits[split]
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for row in range(len(part) if count is None else count):
+        paths.append(folder / f"{row:04d}-{part.targets[row]}.png")
+        part.read(row, 1).save(paths[-1])
+    return paths
+
+
+def train_digits(**changes: Any) -> "Classifier":
+    """Train a tiny model on the digits in seconds: real labels, real confidence."""
     from vitreous.config import Preprocessing
-    from vitreous.data import Loader, open_data
+    from vitreous.data import open_data
     from vitreous.data.augment import evaluation_transform
-    from vitreous.models.zoo import create_model
+    from vitreous.models.architecture import ViTConfig
+    from vitreous.models.zoo import build
     from vitreous.predict import Classifier
 
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # two busy cores that wait for each other make seconds into minutes
+    shape: dict[str, Any] = {"image_size": (8, 8), "patch_size": (2, 2), "width": 32, "depth": 2, "heads": 4}
+    shape |= {"mlp_width": 64, "in_channels": 1, "num_classes": 10} | changes
+    config = ViTConfig(**shape)
+    size = config.image_size
+    resize = "none" if size == (8, 8) else "exact"
+    preprocessing = Preprocessing(image_size=size, resize=resize, mean=(0.3,), std=(0.35,))
+    transform = evaluation_transform(preprocessing, config.step)
     data = open_data("digits")
-    preprocessing = Preprocessing(image_size=(8, 8), resize="none", mean=(0.5,), std=(0.5,))
-    shape = {"image_size": 8, "patch_size": 2, "width": 48, "depth": 2, "heads": 3, "mlp_width": 96}
-    model = create_model("ViT-B/16", in_channels=1, num_classes=10, **shape)
-    loader = Loader(data.splits["train"], preprocessing=preprocessing, batch_size=64)
+    train = data.splits["train"]
+    images = torch.stack([transform(train.read(row, 1)) for row in range(len(train))])
+    targets = torch.from_numpy(train.targets)
+    model = build(config).train()
+    steps = 250
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for epoch in range(12):
-        for batch in loader.epoch(epoch):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch.images), batch.targets).backward()
-            optimizer.step()
-    transform = evaluation_transform(preprocessing, 2)
-    path = tmp_path_factory.mktemp("digits") / "digits.safetensors"
-    return Classifier(model.eval(), transform, data.labels).save(path)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=steps)
+    for _ in range(steps):
+        rows = torch.randint(len(images), (64,))
+        loss = nn.functional.cross_entropy(model(images[rows]), targets[rows])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return Classifier(model.eval(), transform, list(data.labels), {})
+
+
+@pytest.fixture(scope="session")
+def digits() -> "Classifier":
+    """A classifier that reads digits."""
+    return train_digits()
+
+
+@pytest.fixture(scope="session")
+def digits_file(digits: "Classifier", tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That classifier in a sealed file."""
+    return digits.save(tmp_path_factory.mktemp("digits") / "digits.safetensors")

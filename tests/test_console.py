@@ -46,3 +46,36 @@ def test_notes_warnings_and_failures_go_to_stderr(capsys: pytest.CaptureFixture[
 def test_a_document_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     console.document({"label": "Müller <b>", "value": 1.5})
     assert json.loads(capsys.readouterr().out) == {"label": "Müller <b>", "value": 1.5}
+
+
+def test_times_and_sizes_for_people() -> None:
+    assert [console.duration(s) for s in (0.44, 9.96, 42, 200, 7500)] == [
+        "0.4s",
+        "10.0s",
+        "42s",
+        "3m 20s",
+        "2h 05m",
+    ]
+    assert [console.size(n) for n in (5, 2048, 3 << 20, 1.5 * 2**30)] == ["5 B", "2 KiB", "3 MiB", "1.5 GiB"]
+
+
+def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = console.Progress(10, every=0.0)
+    bar.update(4, 10, "loss 0.5", left=90.0)
+    bar.update(10, 10, "loss 0.1")
+    bar.close()
+    quiet = console.Progress(10, quiet=True)
+    quiet.update(10, 10, "nothing")
+    quiet.close()
+    shown = capsys.readouterr()
+    assert shown.err == "step 4 of 10: loss 0.5, 1m 30s left\nstep 10 of 10: loss 0.1\n" and shown.out == ""
+
+
+def test_progress_as_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    bar = console.Progress(10)
+    bar.update(4, 10, "loss [0.5]")
+    bar.close()
+    assert "4/10" in terminal.getvalue() and "loss [0.5]" in terminal.getvalue()

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_images import picture
 from PIL import Image
 
+from tests.data_images import picture
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import order
 from vitreous.data.augment import ATTEMPTS, Draws, crop_boxes, evaluation_transform, preset

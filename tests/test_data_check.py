@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_images import encoded, make_folder, own_cache, picture
 from PIL import Image
 
+from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous import cli
 from vitreous.data import open_data
 from vitreous.data.bad import BadFile, found_by, require_readable, screen, write_bad_files

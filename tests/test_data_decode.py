@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_images import encoded, picture
 from PIL import Image, ImageOps, features
 
+from tests.data_images import encoded, picture
 from vitreous.data.decode import FORMATS, decode
 from vitreous.errors import DataError
 

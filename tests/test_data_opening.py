@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data_images import encoded, make_folder, own_cache, picture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous.data import content, open_data
 from vitreous.data.holdout import carve, places
 from vitreous.data.split import EncodedImages

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_images import picture
 from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from tests.data_images import picture
 from vitreous.config import Augment
 from vitreous.data import lookup, mix, operations, order
 from vitreous.data.operations import NAMES, RANDAUGMENT, Operation

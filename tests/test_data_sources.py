@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_images import encoded, make_folder, own_cache, picture
 from PIL import Image
 
+from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous.data import Dataset, open_data
 from vitreous.data.sources.arrays import pixels, read_idx
 from vitreous.errors import DataError

@@ -29,11 +29,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_the_document_has_its_shape_and_the_right_figures(digits: Path) -> None:
-    document = evaluate.evaluate(str(digits), "digits", EvaluateConfig())
+def test_the_document_has_its_shape_and_the_right_figures(digits_file: Path) -> None:
+    document = evaluate.evaluate(str(digits_file), "digits", EvaluateConfig())
     assert {"accuracy", "top5", "loss", "ece", "per_class", "confusion", "count"} <= document.keys()
     json.dumps(document)
-    clf, test = vitreous.load(digits), open_data("digits").splits["test"]
+    clf, test = vitreous.load(digits_file), open_data("digits").splits["test"]
     guess = [clf.predict(test.read(i, 1))[0].label for i in range(len(test))]
     truth = [clf.labels[target] for target in test.targets]
     assert document["accuracy"] == pytest.approx(accuracy_score(truth, guess))
@@ -42,9 +42,11 @@ def test_the_document_has_its_shape_and_the_right_figures(digits: Path) -> None:
     assert all(row["truth"] != row["guess"] for row in document["worst"])
 
 
-def test_a_folder_with_some_classes_out_of_order_gives_the_right_answer(digits: Path, folder: Path) -> None:
-    document = evaluate.evaluate(str(digits), str(folder), EvaluateConfig())
-    clf = vitreous.load(digits)
+def test_a_folder_with_some_classes_out_of_order_gives_the_right_answer(
+    digits_file: Path, folder: Path
+) -> None:
+    document = evaluate.evaluate(str(digits_file), str(folder), EvaluateConfig())
+    clf = vitreous.load(digits_file)
     paths = sorted(path for path in folder.glob("test/*/*.png") if path.name != "broken.png")
     right = [clf.predict(path)[0].label == path.parent.name for path in paths]
     assert document["count"] == 12
@@ -53,28 +55,28 @@ def test_a_folder_with_some_classes_out_of_order_gives_the_right_answer(digits: 
     assert list(document["bad_files"]) == ["test/3/broken.png"] or "broken.png" in next(
         iter(document["bad_files"])
     )
-    restricted = evaluate.evaluate(str(digits), str(folder), EvaluateConfig(restrict=True))
+    restricted = evaluate.evaluate(str(digits_file), str(folder), EvaluateConfig(restrict=True))
     assert restricted["accuracy"] >= document["accuracy"]
     assert {k for k, column in enumerate(np.sum(restricted["confusion"], 0)) if column} <= {1, 3, 7}
 
 
-def test_an_unknown_class_and_a_missing_split_are_one_line(digits: Path, folder: Path) -> None:
+def test_an_unknown_class_and_a_missing_split_are_one_line(digits_file: Path, folder: Path) -> None:
     with pytest.raises(DataError, match=r"the data has no split 'train': it has test|no split"):
-        evaluate.evaluate(str(digits), str(folder), EvaluateConfig(split="holdout"))
+        evaluate.evaluate(str(digits_file), str(folder), EvaluateConfig(split="holdout"))
     (folder / "test" / "3").rename(folder / "test" / "cow")
     with pytest.raises(DataError, match="does not know 1 of the data's 3 classes: 'cow'"):
-        evaluate.evaluate(str(digits), str(folder), EvaluateConfig())
+        evaluate.evaluate(str(digits_file), str(folder), EvaluateConfig())
 
 
-def test_one_image_is_enough(digits: Path, tmp_path: Path) -> None:
+def test_one_image_is_enough(digits_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "one" / "test" / "5" / "a.png"
     path.parent.mkdir(parents=True)
     Image.new("L", (8, 8)).save(path)
-    assert evaluate.evaluate(str(digits), str(tmp_path / "one"), EvaluateConfig())["count"] == 1
+    assert evaluate.evaluate(str(digits_file), str(tmp_path / "one"), EvaluateConfig())["count"] == 1
 
 
-def test_calibration_is_fitted_on_val_sealed_and_used(digits: Path, tmp_path: Path) -> None:
-    sealed = Path(copy(digits, tmp_path / "a.safetensors"))
+def test_calibration_is_fitted_on_val_sealed_and_used(digits_file: Path, tmp_path: Path) -> None:
+    sealed = Path(copy(digits_file, tmp_path / "a.safetensors"))
     weights = checkpoint.read(sealed)
     weights.tensors["head.weight"] = weights.tensors["head.weight"] * 4  # the same answers, far too sure
     weights.tensors["head.bias"] = weights.tensors["head.bias"] * 4
@@ -93,46 +95,46 @@ def test_calibration_is_fitted_on_val_sealed_and_used(digits: Path, tmp_path: Pa
     assert sure < vitreous.load(sealed).predict(picture)[0].probability
 
 
-def test_calibration_wants_a_sealed_file(digits: Path, tmp_path: Path) -> None:
-    vitreous.load(digits).save(tmp_path / "timm", layout="timm")
+def test_calibration_wants_a_sealed_file(digits_file: Path, tmp_path: Path) -> None:
+    vitreous.load(digits_file).save(tmp_path / "timm", layout="timm")
     with pytest.raises(CheckpointError, match="is not a sealed file"):
         evaluate.evaluate(str(tmp_path / "timm"), "digits", EvaluateConfig(calibrate=True))
 
 
-def test_two_checkpoints_are_compared_on_the_same_images(digits: Path, tmp_path: Path) -> None:
-    worse = Path(copy(digits, tmp_path / "b.safetensors"))
+def test_two_checkpoints_are_compared_on_the_same_images(digits_file: Path, tmp_path: Path) -> None:
+    worse = Path(copy(digits_file, tmp_path / "b.safetensors"))
     weights = checkpoint.read(worse)
     weights.tensors["head.weight"] = weights.tensors["head.weight"].clone()
     weights.tensors["head.weight"][3] = 0
     checkpoint.write(weights, worse)
-    found = evaluate.evaluate(str(digits), "digits", EvaluateConfig(compare=str(worse)))
+    found = evaluate.evaluate(str(digits_file), "digits", EvaluateConfig(compare=str(worse)))
     other = found["compare"]
     assert other["difference"] == pytest.approx(other["accuracy"] - found["accuracy"])
     assert other["difference"] < 0 and other["p_value"] < 0.05
-    same = evaluate.evaluate(str(digits), "digits", EvaluateConfig(compare=str(digits)))
+    same = evaluate.evaluate(str(digits_file), "digits", EvaluateConfig(compare=str(digits_file)))
     assert same["compare"]["p_value"] == 1.0
 
 
 @pytest.mark.slow
-def test_corruptions_and_resolutions(digits: Path, folder: Path) -> None:
+def test_corruptions_and_resolutions(digits_file: Path, folder: Path) -> None:
     options = EvaluateConfig(corruptions=True)
-    found = evaluate.evaluate(str(digits), str(folder), options)["corruptions"]
+    found = evaluate.evaluate(str(digits_file), str(folder), options)["corruptions"]
     assert len(found["errors"]) == 15 and all(len(row) == 5 for row in found["errors"].values())
     assert 0 <= found["mean_error"] <= 1 and "mce" not in found
-    assert evaluate.evaluate(str(digits), str(folder), options)["corruptions"] == found
+    assert evaluate.evaluate(str(digits_file), str(folder), options)["corruptions"] == found
 
 
-def test_a_model_without_classes_is_sent_to_probe(digits: Path, tmp_path: Path) -> None:
-    vitreous.load(digits, num_classes=0).save(tmp_path / "features.safetensors")
+def test_a_model_without_classes_is_sent_to_probe(digits_file: Path, tmp_path: Path) -> None:
+    vitreous.load(digits_file, num_classes=0).save(tmp_path / "features.safetensors")
     with pytest.raises(ModelError, match="fine-tune it first, or use `vitreous probe`"):
         evaluate.evaluate(str(tmp_path / "features.safetensors"), "digits", EvaluateConfig())
 
 
-def test_from_the_command_line(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["evaluate", str(digits), "digits", "--json"]) == 0
+def test_from_the_command_line(digits_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", str(digits_file), "digits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["count"] == len(open_data("digits").splits["test"])
-    assert cli.main(["evaluate", str(digits), "digits", "--split", "val"]) == 0
+    assert cli.main(["evaluate", str(digits_file), "digits", "--split", "val"]) == 0
     table = capsys.readouterr().out
     assert "accuracy" in table and " % (" in table
-    assert cli.main(["evaluate", str(digits), "nowhere"]) == 1
+    assert cli.main(["evaluate", str(digits_file), "nowhere"]) == 1
     assert capsys.readouterr().err.startswith("error: no data at 'nowhere'")

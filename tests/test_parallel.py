@@ -230,3 +230,14 @@ def test_speed_is_measured() -> None:
     before = parallel.peak_memory(CPU)
     held = torch.ones(64 * 2**20, dtype=torch.uint8)
     assert parallel.peak_memory(CPU) - before > 0.3 * held.numel() or before > 2**30
+
+
+def test_convolutions_get_their_layout() -> None:
+    """A ResNet computes channels last; its names, values and checkpoints are the same."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    module = parallel.prepare(model, ALONE)
+    assert module.state_dict()["1.weight"].is_contiguous(memory_format=torch.channels_last)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    single = parallel.prepare(Tiny(), ALONE)  # one convolution alone: the patches of a ViT
+    assert single.get_parameter("patch_embed.proj.weight").is_contiguous()

@@ -1,6 +1,12 @@
 """Classifiers: from any source and any kind of picture to labels, the same ones after every save."""
 
+import csv
+import io
+import json
+import shutil
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,13 +15,14 @@ import torch
 from PIL import Image
 
 import vitreous
-from tests.conftest import FIXTURES, randomize
+from tests.conftest import FIXTURES, digits_files, randomize
 from tests.test_checkpoint import sample
-from vitreous import checkpoint, predict
+from vitreous import checkpoint, cli, predict
 from vitreous.config import Preprocessing
 from vitreous.data.augment import EvaluationTransform
 from vitreous.errors import CheckpointError, DataError, ModelError
 from vitreous.models import zoo
+from vitreous.predict import inputs, stream
 
 
 @pytest.fixture
@@ -121,3 +128,207 @@ def test_wrong_input_is_one_clear_line(classifier: predict.Classifier, tmp_path:
     headless = vitreous.load(FIXTURES / "sealed_v1.safetensors", num_classes=0)
     with pytest.raises(ModelError, match="has no classes"):
         headless.predict(np.zeros((16, 24, 3), np.uint8))
+
+
+@pytest.fixture
+def sealed(digits: predict.Classifier, tmp_path: Path) -> str:
+    return str(digits.save(tmp_path / "digits.safetensors"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twelve digits in two folders, one file that is no image, and one that is not looked at."""
+    files = digits_files(tmp_path / "images", count=12)
+    (tmp_path / "images" / "sub").mkdir()
+    for path in files[8:]:
+        path.rename(path.parent / "sub" / path.name)
+    (tmp_path / "images" / "0002-broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
+    (tmp_path / "images" / "notes.txt").write_text("not an image")
+    return tmp_path / "images"
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    capsys.readouterr()
+    status = cli.main(["predict", *arguments, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_folder_is_searched_and_a_bad_file_is_one_entry(
+    digits: predict.Classifier, sealed: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, rows = run_json(capsys, sealed, str(folder), "--batch-size", "3")
+    files = [Path(row["file"]) for row in rows]
+    assert status == 0 and len(rows) == 13
+    assert files == [*sorted(folder.glob("*.png")), *sorted((folder / "sub").glob("*.png"))]
+    bad = next(row for row in rows if "broken" in row["file"])
+    assert (
+        set(bad) == {"file", "error"} and "readable image" in bad["error"] and bad["file"] not in bad["error"]
+    )
+    good = [row for row in rows if "error" not in row]
+    own = digits.predict([row["file"] for row in good])
+    assert [row["label"] for row in good] == [each.label for each in own]
+    assert [row["probability"] for row in good] == pytest.approx([each.probability for each in own], abs=1e-6)
+
+
+def test_patterns_files_and_what_is_not_there(
+    sealed: str, folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    status, rows = run_json(
+        capsys, sealed, str(folder / "**" / "000[01]*.png"), str(folder / "nothing*"), "none.jpg"
+    )
+    assert status == 0 and len(rows) == 4
+    assert [row["error"] for row in rows[2:]] == ["no file matches this pattern", "No such file or directory"]
+    (tmp_path / "empty").mkdir()
+    status, rows = run_json(capsys, sealed, str(tmp_path / "empty"))
+    assert status == 1 and rows[0]["error"].startswith("no image in this folder")
+
+
+@pytest.mark.parametrize("separator", ["\n", "\0", "\r\n"])
+def test_standard_input_is_a_list_or_an_image(folder: Path, separator: str) -> None:
+    names = [str(path) for path in sorted(folder.glob("000[013]*.png"))]
+    listed = io.BytesIO(separator.join(names).encode())
+    assert [item.file for item in inputs.find(["-"], listed)] == names
+    image = Path(names[0]).read_bytes()
+    assert list(inputs.find(["-"], io.BytesIO(image))) == [inputs.Item("-", data=image)]
+    empty = list(inputs.find(["-"], io.BytesIO(b"")))
+    assert len(empty) == 1 and "is empty" in str(empty[0].error)
+
+
+def test_exit_status_says_how_it_went(sealed: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["predict", sealed, str(folder)]) == 0
+    assert "1 of 13 files could not be read" in capsys.readouterr().err
+    assert cli.main(["predict", sealed, str(folder), "--strict"]) == 1
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1].startswith("error: 1 of 13 files") and "broken" in said.out
+    assert cli.main(["predict", sealed, str(folder / "0002-broken.png")]) == 1
+    assert cli.main(["predict", sealed, str(folder), "--json", "--csv"]) == 1
+    assert "exclude each other" in capsys.readouterr().err
+    assert cli.main(["predict", sealed, str(folder), "--device", "abacus"]) == 1
+    assert "unknown device 'abacus'" in capsys.readouterr().err
+
+
+def test_out_goes_on_where_a_kill_stopped_it(sealed: str, folder: Path, tmp_path: Path) -> None:
+    """Cut the output at every byte of its last rows: the second run must end with the same file."""
+    out = tmp_path / "out.csv"
+    odd = folder / 'a "name", with\nall of it.png'
+    shutil.copy(next(folder.glob("0000*")), odd)
+    arguments = ["predict", sealed, str(folder), "--out", str(out)]
+    assert cli.main(arguments) == 0
+    whole = out.read_bytes()
+    rows = list(csv.DictReader(io.StringIO(whole.decode())))
+    assert len(rows) == 14 and {row["file"] for row in rows} >= {str(odd)}
+    for cut in [0, 5, *range(len(whole) - 420, len(whole), 23)]:
+        out.write_bytes(whole[:cut])
+        if 0 < cut < 20:
+            assert cli.main(arguments) == 1 and out.read_bytes() == whole[:cut]  # not known to be ours
+            continue
+        assert cli.main(arguments) == 0
+        assert out.read_bytes() == whole
+
+
+def test_out_refuses_other_files_and_other_models(
+    digits: predict.Classifier, sealed: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    diary = tmp_path / "diary.csv"
+    diary.write_text("dear,diary\n")
+    assert cli.main(["predict", sealed, str(folder), "--out", str(diary)]) == 1
+    assert diary.read_text() == "dear,diary\n"
+    assert cli.main(["predict", sealed, str(folder), "--out", str(tmp_path / "out.csv")]) == 0
+    other = predict.Classifier(digits.model, digits.preprocess, digits.labels, {"abstain": 0.99})
+    changed = str(other.save(tmp_path / "other.safetensors"))
+    assert cli.main(["predict", changed, str(folder), "--out", str(tmp_path / "out.csv")]) == 1
+    assert "made by another model" in capsys.readouterr().err
+    assert cli.main(["predict", sealed, str(folder), "--out", str(tmp_path / "out.txt")]) == 1
+
+
+def test_only_new_files_are_predicted_again(
+    sealed: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["predict", sealed, str(folder), "--out", str(tmp_path / "out.csv")]
+    assert cli.main(arguments) == 0
+    before = (tmp_path / "out.csv").read_text()
+    shutil.copy(next(folder.glob("0001*")), folder / "new.png")
+    capsys.readouterr()
+    assert cli.main(arguments) == 0
+    assert "14 files" in capsys.readouterr().err
+    after = (tmp_path / "out.csv").read_text()
+    assert after.startswith(before) and after.count("\n") == before.count("\n") + 1
+    assert cli.main([*arguments, "--strict"]) == 1  # the broken file of the first run still counts
+
+
+def test_memory_does_not_grow_with_the_number_of_files(digits: predict.Classifier) -> None:
+    """Eight thousand files: of none of them may anything be kept."""
+    image = io.BytesIO()
+    Image.new("L", (8, 8)).save(image, "PNG")
+    data, count = image.getvalue(), 8_000
+    made = (inputs.Item(f"a/rather/long/name/of/a/file/{row:09d}.png", data=data) for row in range(count))
+    index = early = 0
+    tracemalloc.start()
+    for index, _ in enumerate(stream.predict_all(digits, made, batch=64, workers=2)):
+        if index == 1_000:
+            tracemalloc.reset_peak()
+            early = tracemalloc.get_traced_memory()[0]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert index == count - 1 and peak - early < 500_000
+
+
+def test_a_batch_that_does_not_fit_is_halved(
+    digits: predict.Classifier, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    original = predict.Classifier.probabilities
+
+    def small_device(self: predict.Classifier, images: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(images))
+        if len(images) > 3:
+            raise torch.OutOfMemoryError("too much")
+        return original(self, images)
+
+    files = sorted(folder.glob("*.png"))[:2] + sorted((folder / "sub").glob("*.png"))
+    expected = digits.predict(files)
+    monkeypatch.setattr(predict.Classifier, "probabilities", small_device)
+    found = list(stream.predict_all(digits, [inputs.Item(str(path)) for path in files], batch=6))
+    assert [each.label for each in found] == [each.label for each in expected]  # type: ignore[union-attr]
+    assert sizes == [6, 3, 3]
+
+
+def test_batches_suit_the_device(digits: predict.Classifier, classifier: predict.Classifier) -> None:
+    large = predict.Classifier(zoo.create_model("ViT-B/16"), classifier.preprocess, ["a"])
+    assert stream.batch_size(digits) == stream.LARGEST_BATCH
+    assert stream.batch_size(large) == 4
+
+
+def test_calibration_and_abstention_come_from_the_sealed_file(
+    digits: predict.Classifier, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = next(folder.glob("0001*"))
+    about = {"calibration": {"temperature": 3.0}, "abstain": 0.999}
+    cautious = predict.Classifier(digits.model, digits.preprocess, digits.labels, about)
+    sealed = str(cautious.save(tmp_path / "cautious.safetensors"))
+    status, (row,) = run_json(capsys, sealed, str(file))
+    logits = digits.model(digits.read(file)[None]).detach()
+    assert status == 0 and row["label"] is None
+    assert row["probability"] == pytest.approx(float((logits / 3).softmax(-1).max()), abs=1e-6)
+    assert row["top"][0]["label"] == digits.predict(file)[0].label
+    _, (row,) = run_json(capsys, sealed, str(file), "--abstain", "0")
+    assert row["label"] == digits.predict(file)[0].label
+    for about in ({"calibration": {"temperature": 0}}, {"abstain": 7}):
+        wrong = predict.Classifier(digits.model, digits.preprocess, digits.labels, about)
+        with pytest.raises(CheckpointError, match="temperature 0 is not|threshold 7 is not"):
+            wrong.predict(file)
+
+
+def test_names_cannot_command_the_terminal(
+    sealed: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = folder / "\x1b[31mred\x07.png"
+    shutil.copy(next(folder.glob("0001*")), evil)
+    assert cli.main(["predict", sealed, str(evil)]) == 0
+    assert "\x1b" not in (said := capsys.readouterr().out) and "\\x1b[31mred\\x07.png" in said
+
+
+def test_a_large_folder_is_not_held_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "SORTED_UP_TO", 3)
+    found = [item.file for item in inputs.find([str(folder)])]
+    assert len(found) == len(set(found)) == 13

@@ -14,22 +14,22 @@ from vitreous.errors import DataError, ModelError
 from vitreous.evals import features
 
 
-def test_every_method_finds_the_digits(digits: Path, tmp_path: Path) -> None:
+def test_every_method_finds_the_digits(digits_file: Path, tmp_path: Path) -> None:
     options = ProbeConfig(cache=str(tmp_path), shots=(1, 10), seeds=3)
-    found = probe.probe(str(digits), "digits", options)
+    found = probe.probe(str(digits_file), "digits", options)
     assert found["knn"]["accuracy"] > 0.85 and found["linear"]["accuracy"] > 0.85
     assert found["fewshot"]["shots"]["10"]["accuracy"] > found["fewshot"]["shots"]["1"]["accuracy"]
     low, high = found["linear"]["interval"]
     assert low <= found["linear"]["accuracy"] <= high
     json.dumps(found)
-    again = probe.probe(str(digits), "digits", ProbeConfig(cache=str(tmp_path), method="knn"))
+    again = probe.probe(str(digits_file), "digits", ProbeConfig(cache=str(tmp_path), method="knn"))
     assert set(again) == {"features", "knn"}
     assert again["knn"]["accuracy"] == found["knn"]["accuracy"]
     assert len(list(tmp_path.glob("*.npz"))) == 3  # one a split, made once
 
 
-def test_features_are_the_models_own_and_kept_by_content(digits: Path, tmp_path: Path) -> None:
-    clf, split = vitreous.load(digits), open_data("digits").splits["val"]
+def test_features_are_the_models_own_and_kept_by_content(digits_file: Path, tmp_path: Path) -> None:
+    clf, split = vitreous.load(digits_file), open_data("digits").splits["val"]
     take = lambda **options: features.extract(  # noqa: E731
         clf.model, split, clf.preprocess.preprocessing, cache=tmp_path, **options
     )
@@ -37,7 +37,7 @@ def test_features_are_the_models_own_and_kept_by_content(digits: Path, tmp_path:
     image = clf.preprocess(split.read(0, 1))[None]
     own = clf.model.pool(clf.model.forward_features(image))[0].detach().numpy()
     np.testing.assert_allclose(found.values[0], own, atol=1e-5)
-    assert take(pooling="cls_gap").values.shape == (len(split), 96)
+    assert take(pooling="cls_gap").values.shape == (len(split), 64)
     assert not np.allclose(take(layer=0).values, found.values)
     assert len(list(tmp_path.glob("*.npz"))) == 3
     path = sorted(tmp_path.glob("*.npz"))[0]
@@ -47,13 +47,13 @@ def test_features_are_the_models_own_and_kept_by_content(digits: Path, tmp_path:
         take(layer=9)
 
 
-def test_a_suite_says_what_it_lacks_and_averages_the_rest(digits: Path, tmp_path: Path) -> None:
+def test_a_suite_says_what_it_lacks_and_averages_the_rest(digits_file: Path, tmp_path: Path) -> None:
     (tmp_path / "suite.toml").write_text(
         '[a]\ngroup = "natural"\ndata = "digits"\n[b]\ngroup = "natural"\ndata = "not/there"\n'
         '[c]\ngroup = "structured"\nunavailable = "ask its owner"\n'
     )
     options = ProbeConfig(cache=str(tmp_path / "cache"), method="knn")
-    found = probe.suite(str(digits), tmp_path / "suite.toml", options)
+    found = probe.suite(str(digits_file), tmp_path / "suite.toml", options)
     assert found["train_images"] == 1000
     assert found["means"]["natural"]["knn"] == found["tasks"][0]["knn"] > 0.8
     assert "no data at" in found["tasks"][1]["error"] and found["tasks"][2]["error"] == "ask its owner"
@@ -72,8 +72,8 @@ def test_a_suite_that_is_none_is_refused(tmp_path: Path) -> None:
         probe.read_suite(tmp_path / "bad.toml")
 
 
-def test_from_the_command_line(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["probe", str(digits), "digits", "--method", "linear", "--cache", str(tmp_path)]
+def test_from_the_command_line(digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["probe", str(digits_file), "digits", "--method", "linear", "--cache", str(tmp_path)]
     assert cli.main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["linear"]["accuracy"] > 0.85
     assert cli.main(arguments) == 0

@@ -26,7 +26,7 @@ def changed(tune: str, **options: Any) -> set[str]:
     model = tiny(**options)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     tuning.apply(model, tune)
-    after = tuning.merged(trained(model))
+    after = tuning.merged(trained(model).state_dict())
     assert after.keys() == before.keys()
     return {name for name in before if not torch.equal(before[name], after[name])}
 
@@ -69,10 +69,13 @@ def test_merged_equals_unmerged(tune: str, changes: dict[str, Any]) -> None:
         torch.testing.assert_close(model(x), before, rtol=0, atol=1e-6)  # B starts at zero
     trained(model)
     plain = tiny(**changes)
-    plain.load_state_dict(tuning.merged(model), strict=True)
+    plain.load_state_dict(tuning.merged(model.state_dict()), strict=True)
     with torch.no_grad():
         assert (model(x) - before).abs().max() > 1e-3
         torch.testing.assert_close(plain(x), model(x), rtol=0, atol=1e-5)
+        expected = plain(x)
+        model.load_state_dict(tuning.unmerged(plain.state_dict(), model), strict=True)
+        torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-5)
 
 
 def test_an_update_of_qkv_can_have_full_rank_of_its_parts() -> None:
@@ -81,7 +84,7 @@ def test_an_update_of_qkv_can_have_full_rank_of_its_parts() -> None:
     tuning.apply(model, "lora:2")
     before = model.blocks[0].attn.qkv.weight.clone()
     trained(model)
-    update = tuning.merged(model)["blocks.0.attn.qkv.weight"] - before
+    update = tuning.merged(model.state_dict())["blocks.0.attn.qkv.weight"] - before
     assert torch.linalg.matrix_rank(update, rtol=1e-4).item() == 6
 
 

@@ -6,7 +6,7 @@ The names below are the whole public surface. They load on first use: importing 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from vitreous.version import __version__
 
 if TYPE_CHECKING:
     from vitreous.errors import VitreousError as VitreousError

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vitreous import __version__, console
-from vitreous.config import EvaluateConfig, ProbeConfig, TrainConfig
+from vitreous import console
+from vitreous.config import EvaluateConfig, FinetuneConfig, ProbeConfig, TrainConfig
 from vitreous.errors import VitreousError
+from vitreous.version import __version__
 
 Json = Annotated[bool, tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.")]
 
@@ -35,6 +36,134 @@ def models(pattern: tyro.conf.Positional[str] = "", *, json: Json = False) -> No
         console.table(
             list(rows[0]), [list(row.values()) for row in rows], title="One GFLOP: 1e9 multiply-adds"
         )
+
+
+def predict(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    paths: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH…")],
+    *,
+    json: Json = False,
+    csv: bool = False,
+    out: Path | None = None,
+    top: int = 5,
+    abstain: float | None = None,
+    strict: bool = False,
+    batch_size: int | None = None,
+    workers: int = 0,
+    device: str = "auto",
+) -> None:
+    """Label images: files, folders, patterns, standard input. A bad file is reported and the rest go on.
+
+    Args:
+        checkpoint: A model: file, folder or hf://owner/name.
+        paths: Image files, folders (searched whole), 'patterns/**/*.jpg', or - for standard input:
+            an image, or a list of files, one a line or ended by NUL.
+        csv: Write CSV to stdout.
+        out: Write CSV to this file; run again to go on where an earlier run stopped.
+        top: How many labels to give for each image.
+        abstain: Give no label below this probability; without it, the checkpoint's own threshold.
+        strict: Exit 1 if any file could not be read, not only if all could not.
+        batch_size: Images computed at once; without it, what suits the device.
+        workers: Threads that decode; 0: one a core.
+        device: cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.
+    """
+    from vitreous.errors import DataError
+    from vitreous.predict import load
+    from vitreous.predict.verb import predict_files
+
+    if json and csv or (json or csv) and out is not None:
+        raise DataError("--json, --csv and --out exclude each other: choose one")
+    classifier = load(checkpoint, device=device)
+    if abstain is not None:
+        classifier.about = {**classifier.about, "abstain": abstain}
+    form = "json" if json else "csv" if csv else "table"
+    predict_files(
+        classifier, paths, form=form, out=out, top=top, batch=batch_size, workers=workers, strict=strict
+    )
+
+
+def export(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    destination: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DST")],
+    *,
+    precision: Literal["fp32", "fp16", "int8"] = "fp32",
+    pixels: bool = False,
+    images: tuple[str, ...] = (),
+    tolerance: float | None = None,
+    json: Json = False,
+) -> None:
+    """Export to ONNX, torch.export or OpenVINO, and prove it: real images, from file to label, through both.
+
+    Args:
+        checkpoint: A model: file, folder or hf://owner/name.
+        destination: The file to write: .onnx, .pt2 (torch.export) or .xml (OpenVINO).
+        precision: fp16 for .onnx and .xml, int8 for .onnx.
+        pixels: Take uint8 pixels of the model's size; normalising them is then part of the file.
+        images: Files, folders or patterns to prove it with; without them, bundled images.
+        tolerance: Largest difference in probability (fp32: 1e-4, fp16: 1e-2); of int8, largest share of
+            labels that differ (0.02).
+    """
+    from vitreous.export import export
+    from vitreous.predict import load
+    from vitreous.predict.inputs import find
+
+    files = [Path(item.file) for item in find(images)]
+    result = export(
+        load(checkpoint), destination, precision=precision, pixels=pixels, images=files, tolerance=tolerance
+    )
+    row = {**vars(result), "path": str(result.path)}
+    if json:
+        console.document(row)
+    else:
+        console.table(list(row), [list(row.values())])
+
+
+def serve(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    *,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    allow_host: tuple[str, ...] = (),
+    allow_origin: tuple[str, ...] = (),
+    token_file: Path | None = None,
+    deadline: float = 10.0,
+    queue: int = 256,
+    max_batch: int = 64,
+    max_body_mib: float = 16.0,
+    max_pixels: int = 25_000_000,
+    device: str = "auto",
+) -> None:
+    """Serve predictions and attention over HTTP, with a page to explore them.
+
+    Args:
+        checkpoint: A model: file, folder or hf://owner/name.
+        port: Where to listen; 0 takes any free port.
+        host: The address to listen on; 0.0.0.0 lets others in.
+        allow_host: Host names to answer to, besides localhost and the address.
+        allow_origin: Sites whose pages may use the server (CORS), as https://example.org.
+        token_file: A file with the bearer token that requests must carry (or the variable VITREOUS_TOKEN).
+        deadline: Seconds in which a request is answered or refused.
+        queue: Images inside at once; more are refused with 429.
+        max_batch: Images computed at once at most; the warm-up finds how many pay.
+        max_body_mib: The largest request, in MiB.
+        max_pixels: The largest image, in pixels.
+        device: cpu, cuda, cuda:1, mps; auto takes a GPU where there is one.
+    """
+    from vitreous.predict import load
+    from vitreous.serve import start
+
+    settings = start.settings(
+        host=host,
+        allow_host=allow_host,
+        allow_origin=allow_origin,
+        token_file=token_file,
+        deadline=deadline,
+        queue=queue,
+        max_batch=max_batch,
+        max_body_mib=max_body_mib,
+        max_pixels=max_pixels,
+    )
+    start.serve(load(checkpoint, device=device), Path(checkpoint).name, host, port, settings)
 
 
 def convert(
@@ -168,6 +297,27 @@ def train(
         console.note(f"report: {report.write_run(result.folder)}")
 
 
+def finetune(
+    checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
+    *,
+    options: FinetuneConfig = FinetuneConfig(),  # noqa: B008
+) -> None:
+    """Fit a trained model to another task: all of it, its head, its last blocks or low-rank updates.
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
+    """
+    from vitreous import outcome, report
+    from vitreous.finetune import finetune
+
+    result = finetune(checkpoint, data, options)
+    if result.leads:
+        outcome.show(result)
+        console.note(f"report: {report.write_run(result.folder)}")
+
+
 def evaluate(
     checkpoint: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")],
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")],
@@ -249,8 +399,12 @@ def check(
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
     "train": train,
+    "finetune": finetune,
     "evaluate": evaluate,
     "probe": probe,
+    "predict": predict,
+    "export": export,
+    "serve": serve,
     "convert": convert,
     "check": check,
     "inspect": inspect,

@@ -103,8 +103,8 @@ class TrainConfig:
     label_smoothing: float | None = None
     balance: Literal["none", "loss", "sampler"] = "none"
     """Against rare classes: weigh them in the loss, or draw them more often."""
-    augment: Literal["none", "light", "medium", "strong"] | None = None
-    """How strongly training images are varied."""
+    augment: Literal["none", "mix", "light", "medium", "strong"] | None = None
+    """How strongly training images are varied; mix: only mixed with each other, for very small ones."""
     drop_path: float | None = None
     """Stochastic depth of the last block."""
     seed: int = 0
@@ -134,6 +134,21 @@ class TrainConfig:
     """Also log to Weights & Biases."""
     mlflow: bool = False
     """Also log to MLflow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(TrainConfig):
+    """How a trained model is fitted to another task; else as in training."""
+
+    tune: str = "full"
+    """What learns: full, head, last:N (the head and the last N blocks), lora or lora:RANK."""
+    recipe: Literal["auto", "paper", "modern", "none"] = "auto"
+    """paper: SGD with momentum, cosine, no decay; modern: AdamW with layer-wise decay; auto: by the number of
+    images; none: only what the other options say."""
+    keep_head: bool = False
+    """Keep the head's rows of classes that both know; else the head starts at zero."""
+    heads: int | None = None
+    """Attention heads, for bare weights of a shape that nobody published."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,10 +100,7 @@ def choose(options: TrainConfig, facts: Facts) -> Plan:
     epochs = None
     if budget is None:
         epochs = pick("epochs", options.epochs, _epochs(facts), f"{many} on a {facts.device}")
-    rate = {"sgd": 0.03, "adamw": 1e-3, "adam": 1e-3, "muon": 1e-3}[options.optimizer]
-    lr = pick(
-        "lr", options.lr, rate * sqrt(batch / 256), f"{rate:g} at batch 256, by the batch's square root"
-    )
+    lr = _learning_rate(options, model, batch, pick)
     small = facts.images < 50_000
     plan = Plan(
         architecture=model,
@@ -139,6 +136,17 @@ def choose(options: TrainConfig, facts: Facts) -> Plan:
         precision=_precision(options, facts, model, pick),
     )
     return replace(plan, reasons=pick.reasons)
+
+
+def _learning_rate(options: TrainConfig, model: Architecture, batch: int, pick: _Chooser) -> float:
+    if options.optimizer == "sgd":
+        return pick(
+            "lr", options.lr, 0.03 * sqrt(batch / 256), "the paper's range for SGD, by the batch's root"
+        )
+    narrow = isinstance(model, ViTConfig) and model.width < 128
+    rate = min(3e-3, (6e-3 if narrow else 1e-3) * sqrt(batch / 256))
+    why = f"{'6e-3, a narrow model,' if narrow else '1e-3'} at batch 256, by the batch's root, at most 3e-3"
+    return pick("lr", options.lr, rate, why)
 
 
 def _architecture(options: TrainConfig, facts: Facts, pick: _Chooser) -> Architecture:
@@ -183,7 +191,7 @@ def _image_size(facts: Facts, patch: tuple[int, int], pick: _Chooser) -> tuple[i
 def _size(facts: Facts) -> tuple[int, int, int]:
     """Return width, depth and heads."""
     if facts.device == "cpu":
-        return (64, 6, 4) if facts.images < 20_000 else (96, 6, 4)
+        return (64, 4, 4) if facts.images < 20_000 else (96, 6, 4)
     if facts.images < 20_000:
         return 192, 9, 6
     return (256, 9, 8) if facts.images < 200_000 else (384, 12, 6)
@@ -198,15 +206,14 @@ def _batch_size(facts: Facts) -> int:
 
 
 def _epochs(facts: Facts) -> int:
-    views = 150_000 if facts.device == "cpu" else 10_000_000
+    views = 75_000 if facts.device == "cpu" else 10_000_000
     return min(300, max(5, round(views / facts.images)))
 
 
 def _augment(options: TrainConfig, facts: Facts, pick: _Chooser) -> str:
     if min(facts.size) < 16:
-        return pick(
-            "augment", options.augment, "none", f"images of {facts.size[0]}x{facts.size[1]}: too small"
-        )
+        size = f"{facts.size[0]}x{facts.size[1]}"
+        return pick("augment", options.augment, "mix", f"images of {size} are too small to crop")
     if facts.device == "cpu":
         return pick("augment", options.augment, "light", "few epochs on a CPU")
     return pick("augment", options.augment, "medium", f"{facts.images:,} images, many epochs")

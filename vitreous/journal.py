@@ -28,12 +28,6 @@ class Journal:
         mlflow: bool = False,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = folder / "metrics.jsonl"
-        kept = [
-            record for record in read(self.path) if record["step"] <= step and record.get("split") != "test"
-        ]
-        files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
-        self._file = self.path.open("a", buffering=1)  # line by line: another program may be reading
         self._sinks: list[Any] = []
         if tensorboard:
             self._sinks.append(_TensorBoard(folder, step))
@@ -41,6 +35,12 @@ class Journal:
             self._sinks.append(_Wandb(folder, about or {}))
         if mlflow:
             self._sinks.append(_Mlflow(folder, about or {}))
+        self.path = folder / "metrics.jsonl"
+        kept = [
+            record for record in read(self.path) if record["step"] <= step and record.get("split") != "test"
+        ]
+        files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+        self._file = self.path.open("a", buffering=1)  # line by line: another program may be reading
 
     def write(self, record: Record) -> None:
         """Append one record; numbers in it go to the other sinks as `split/name`."""

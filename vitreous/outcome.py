@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vitreous import checkpoint, console, files, parallel, planning, resume
+from vitreous import checkpoint, console, files, parallel, planning, resume, tuning
 from vitreous.config import TrainConfig
 from vitreous.data import Dataset
 from vitreous.defaults import Plan
@@ -53,7 +53,7 @@ def seal(
     objective = state.module
     assert isinstance(objective, Objective)
     with state.ema.applied() if state.ema else nullcontext():
-        tensors = parallel.whole_tensors(objective.model.state_dict())
+        tensors = tuning.merged(parallel.whole_tensors(objective.model.state_dict()))
     about = {"recipe": _recipe(plan), "results": results, "data": dataset.fingerprint, "step": at.step}
     weights = Weights(
         config=plan.architecture,
@@ -89,7 +89,7 @@ def conclude(
     if at.best is None:
         seal(best, state, plan, dataset, at, world, {})
     weights = checkpoint.read(best)
-    parallel.load_whole(objective.model, weights.tensors)
+    parallel.load_whole(objective.model, tuning.unmerged(weights.tensors, objective.model))
     figures: dict[str, Any] = {"step": int(at.best[2]) if at.best else at.step, "steps": at.steps}
     details: dict[str, Any] = {}
     split = next((name for name in ("test", "val") if name in dataset.splits), None)

@@ -4,17 +4,18 @@ import os
 import shlex
 import statistics
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from vitreous import console, defaults, parallel, resume
 from vitreous.config import Compile, TrainConfig
-from vitreous.data import Dataset, Loader
+from vitreous.data import Dataset, Loader, Split
 from vitreous.data.split import ArrayImages
 from vitreous.defaults import Facts, Plan
 from vitreous.errors import DataError
 from vitreous.models import cost
 from vitreous.models.architecture import ViTConfig
+from vitreous.tuning import Beginning
 
 # What may differ between the command that started a run and the one that goes on with it.
 FREE = {
@@ -24,7 +25,12 @@ FREE = {
 
 
 def agree_on_plan(
-    folder: Path, data: str, dataset: Dataset, options: TrainConfig, world: parallel.World
+    folder: Path,
+    data: str,
+    dataset: Dataset,
+    options: TrainConfig,
+    world: parallel.World,
+    beginning: Beginning | None = None,
 ) -> Plan:
     """Return the plan of the run in this folder, if its options are still the same, or choose one."""
     if "train" not in dataset.splits or not len(dataset.splits["train"]):
@@ -41,6 +47,9 @@ def agree_on_plan(
             box.append(Plan.from_json(stored["plan"]))
             return
         plan = defaults.choose(options, _facts(dataset, world))
+        if beginning is not None:
+            chosen = {"architecture": beginning.architecture, "preprocessing": beginning.preprocessing}
+            plan = replace(plan, **chosen, reasons=_without_model(plan.reasons))
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
         command = shlex.join(["vitreous", *sys.argv[1:]])
@@ -55,14 +64,23 @@ def agree_on_plan(
     return plan
 
 
+def _without_model(reasons: dict[str, str]) -> dict[str, str]:
+    """Leave out choices that a trained model has made already."""
+    return {name: why for name, why in reasons.items() if name not in ("model", "patch_size", "image_size")}
+
+
 def _facts(dataset: Dataset, world: parallel.World) -> Facts:
     """Measure what the choices depend on; of encoded images a sample is looked at."""
     split = dataset.splits["train"]
     if isinstance(split.images, ArrayImages):
         height, width, channels = split.images.pixels.shape[1:]
     else:
-        sample = [split.read(i, 3) for i in range(0, len(split), max(1, len(split) // 64))]
-        height, width = (int(statistics.median(image.size[axis] for image in sample)) for axis in (1, 0))
+        sizes = [size for i in range(0, len(split), max(1, len(split) // 64)) if (size := _size(split, i))]
+        if not sizes:
+            raise DataError(
+                "none of the images that were tried can be read: run `vitreous check` on the data"
+            )
+        width, height = (int(statistics.median(axis)) for axis in zip(*sizes, strict=True))
         channels = 3
     return Facts(
         images=len(split),
@@ -74,6 +92,13 @@ def _facts(dataset: Dataset, world: parallel.World) -> Facts:
         bf16=parallel.has_bf16(world.device),
         cores=_cores(),
     )
+
+
+def _size(split: Split, index: int) -> tuple[int, int] | None:
+    try:
+        return split.read(index).size
+    except DataError:
+        return None  # one bad file costs itself only; the loader will name it
 
 
 def _shown(plan: Plan, name: str) -> str:

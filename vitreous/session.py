@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vitreous import console, optim, parallel
 from vitreous.config import TrainConfig
+from vitreous.data import Loader
 from vitreous.defaults import Plan
 from vitreous.journal import Journal
 from vitreous.resume import Checkpoints, Saved
@@ -210,6 +211,7 @@ class Log:
     ) -> None:
         self.world = world
         self._sums: dict[str, Tensor] = {}
+        self._named: set[int] = set()
         self._steps = 0
         self._shown = self._since = time.monotonic()
         self.speeds: list[float] = []
@@ -279,6 +281,15 @@ class Log:
                 parts.append(f"{name} {mean:.1%}" if name == "accuracy" else f"{name} {mean:.3f}")
         parts.append(f"{images / max(1e-9, clock.pace):,.0f} images/s")
         self.bar.update(at.step, at.steps, ", ".join(parts), left=(at.steps - at.step) * clock.pace)
+
+    def unreadable(self, loader: Loader) -> None:
+        """Name a few of the files that could not be read since the last time; others took their places."""
+        fresh = [index for index in loader.bad if index not in self._named]
+        self._named.update(fresh)
+        for index in fresh[:3]:
+            console.warn(f"left out: {loader.bad[index]}")
+        if len(fresh) > 3:
+            console.warn(f"left out: {len(fresh) - 3} more files (`vitreous check` names them all)")
 
     def evaluation(self, at: Progress, split: str, figures: Mapping[str, float]) -> None:
         """Write down an evaluation."""

@@ -5,24 +5,25 @@ from the step. A checkpoint therefore holds weights, optimizer state, their aver
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from vitreous import console, optim, outcome, parallel, planning, resume
+from vitreous import console, optim, outcome, parallel, planning, resume, tuning
 from vitreous.config import TrainConfig
 from vitreous.data import Batch, Dataset, Loader, class_weights, open_data
 from vitreous.defaults import Plan
-from vitreous.errors import TrainingError
+from vitreous.errors import DataError, TrainingError
 from vitreous.evals import validation
 from vitreous.models import zoo
 from vitreous.objectives import Objective
 from vitreous.objectives.supervised import Supervised
 from vitreous.outcome import Result
 from vitreous.session import Clock, Log, Progress, Say, State, Stop
+from vitreous.tuning import Beginning
 
 ROLLBACKS = 3
 EVALUATIONS = 25
@@ -38,8 +39,17 @@ def supervised(model: nn.Module, plan: Plan, options: TrainConfig, dataset: Data
     return Supervised(model, loss=plan.loss, label_smoothing=plan.label_smoothing, class_weights=weights)
 
 
-def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = supervised) -> Result:
-    """Train a model on the data, or go on with a run that was stopped; return its folder and figures."""
+def train(
+    data: str,
+    options: TrainConfig,
+    *,
+    make_objective: MakeObjective = supervised,
+    beginning: Beginning | None = None,
+) -> Result:
+    """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
+
+    Without a `beginning` the model is fresh; with one it is trained already, and all or part of it learns on.
+    """
     started = time.monotonic()
     with ExitStack() as stack:
         # Who trains, and that no one else writes here.
@@ -51,7 +61,7 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
 
         # On what, and how: as it was written down when the run started, or chosen now.
         dataset = open_data(data, data_root=options.data_root, seed=options.seed)
-        plan = planning.agree_on_plan(folder, data, dataset, options, world)
+        plan = planning.agree_on_plan(folder, data, dataset, options, world, beginning)
         if (ended := outcome.finished(folder, world)) is not None:
             say(f"the run in {folder} has ended: give another --out for a new one")
             return ended
@@ -61,6 +71,9 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
         # The model inside its objective, on its device, and what moves it.
         torch.manual_seed(options.seed)
         model = zoo.build(plan.architecture)
+        if beginning is not None:
+            model.load_state_dict(beginning.tensors)
+            say(f"learning: {tuning.apply(model, beginning.tune)}")
         objective = make_objective(model, plan, options, dataset)
         module = parallel.prepare(
             objective,
@@ -83,7 +96,7 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
             say(f"going on from step {at.step:,} of {at.steps:,}")
         clock = Clock(started, at.seconds, plan.time_budget)
         micro = options.micro_batch or -(-plan.batch_size // world.size)
-        accumulate = Accumulate(module, objective, images, plan, world, micro, say)
+        accumulate = Accumulate(module, objective, images, plan, options.seed, world, micro, say)
         if saved is None:
             if plan.time_budget is not None:
                 at.steps = parallel.from_leader(
@@ -98,13 +111,12 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
         clock.begin()
         while at.step < at.steps:
             epoch, position = divmod(at.step, per_epoch)
-            for batch in loader.epoch(epoch, start=position):
-                # One step: seed, learning rate, gradients, and one message between the ranks.
+            for batch in _batches(loader, epoch, position, stop, world):
+                # One step: learning rate, gradients, and one message between the ranks.
                 objective.train()
-                parallel.seed_step(options.seed, at.step, world.rank)
                 lr = _learning_rate(at, plan, options)
                 optim.set_learning_rate(state.optimizers, lr)
-                figures = accumulate(batch)
+                figures = accumulate(batch, at.step)
                 norm = optim.gradient_norm(objective.parameters())
                 wrong = ~(torch.isfinite(figures["loss"]) & torch.isfinite(norm))
                 due = world.leads and clock.save_due(at.step + 1, options.save_every)
@@ -145,6 +157,7 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
                 # Now and then: a record, an evaluation, a checkpoint.
                 if log.due(at, per_epoch):
                     log.record(at, images, per_epoch, lr, norm)
+                    log.unreadable(loader)
                 if judge is not None and _evaluation_due(at, per_epoch):
                     found = _judge(state, judge, plan, world, accumulate.micro, lambda: stop.asked)
                     clock.judged()
@@ -163,12 +176,14 @@ def train(data: str, options: TrainConfig, *, make_objective: MakeObjective = su
                     checkpoints.save(at.step, state.tensors(), at.to_json())
                     clock.saved()
                 if stopped:
-                    checkpoints.wait()
-                    say(f"stopped at step {at.step:,} of {at.steps:,}: the same command goes on from here")
-                    stop.leave()
+                    _leave(checkpoints, at, stop, say)
                 if at.step == at.steps:
                     break
             clock.begin()
+            if stop.asked and world.size == 1:  # the loader's workers were told to end as well
+                at.seconds = clock.seconds
+                checkpoints.save(at.step, state.tensors(), at.to_json())
+                _leave(checkpoints, at, stop, say)
 
         # What came of it.
         checkpoints.wait()
@@ -192,7 +207,7 @@ def _fit_budget(
     assert clock.budget is not None
     until = clock.seconds + 0.03 * clock.budget
     for number, batch in enumerate(loader.epoch(0)):
-        accumulate(batch)
+        accumulate(batch, number)
         optim.gradient_norm(state.module.parameters()).item()
         state.clear()
         clock.step() if number else clock.begin()  # the first is slow for reasons of its own
@@ -217,33 +232,34 @@ class Accumulate:
         objective: Objective,
         images: int,
         plan: Plan,
+        seed: int,
         world: parallel.World,
         micro: int,
         say: Say,
     ) -> None:
         self.module, self.objective, self.images = module, objective, images
-        self.plan, self.world, self.micro, self.say = plan, world, micro, say
+        self.plan, self.seed, self.world, self.micro, self.say = plan, seed, world, micro, say
         self.tried = False
 
-    def __call__(self, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return this rank's share of the global batch's mean loss and metrics; ranks add up."""
         if self.world.size > 1 and not self.tried:
-            self._try(batch)
+            self._try(batch, step)
         while True:
             try:
-                return self._run(self.module, batch)
+                return self._run(self.module, batch, step)
             except (RuntimeError, MemoryError) as error:
                 if not parallel.out_of_memory(error):
                     raise
             self._halve()  # outside of the except clause, which holds on to the tensors
 
-    def _try(self, batch: Batch) -> None:
+    def _try(self, batch: Batch, step: int) -> None:
         """Find what fits before ranks wait for each other: one that fails alone leaves the rest hanging."""
         self.tried = True
         while True:
             failed = False
             try:
-                self._run(self.objective, batch)
+                self._run(self.objective, batch, step)
             except (RuntimeError, MemoryError) as error:
                 if not parallel.out_of_memory(error):
                     raise
@@ -253,7 +269,8 @@ class Accumulate:
                 return
             self._halve()
 
-    def _run(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def _run(self, module: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
+        parallel.seed_step(self.seed, step, self.world.rank)  # here: what is tried twice draws the same
         figures: dict[str, Tensor] = {}
         parts = split(batch, self.micro)
         for number, part in enumerate(parts):
@@ -295,6 +312,22 @@ def split(batch: Batch, size: int) -> list[Batch]:
         )
         for start in range(0, len(batch), size)
     ]
+
+
+def _batches(loader: Loader, epoch: int, position: int, stop: Stop, world: parallel.World) -> Iterator[Batch]:
+    """Yield an epoch's batches; that a signal which asks us to stop also ends the workers is no error."""
+    try:
+        yield from loader.epoch(epoch, start=position)
+    except DataError:
+        if not stop.asked or world.size > 1:
+            raise
+
+
+def _leave(checkpoints: resume.Checkpoints, at: Progress, stop: Stop, say: Say) -> None:
+    """End the process as it was asked to, once the checkpoint is durable."""
+    checkpoints.wait()
+    say(f"stopped at step {at.step:,} of {at.steps:,}: the same command goes on from here")
+    stop.leave()
 
 
 def _learning_rate(at: Progress, plan: Plan, options: TrainConfig) -> float:

@@ -5,13 +5,16 @@ an ordinary model for every layout and export.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitreous.config import Preprocessing
 from vitreous.errors import ModelError
+from vitreous.models.architecture import Architecture
 from vitreous.models.resnet import ResNet
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
@@ -46,9 +49,24 @@ class LoRALinear(nn.Linear):
         update = torch.einsum("...pr,por->...po", low, self.lora_b).flatten(-2)
         return F.linear(input, self.weight, self.bias) + self.scale * update
 
-    def merged(self) -> Tensor:
-        """Return W + (α / r) B A."""
-        return self.weight + self.scale * (self.lora_b @ self.lora_a).flatten(0, 1)
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a run starts from: a trained model fitted to the task, and what of it learns."""
+
+    architecture: Architecture
+    preprocessing: Preprocessing
+    tensors: dict[str, Tensor]
+    tune: str
+
+
+def parse(tune: str) -> tuple[str, int | None]:
+    """Read `full`, `head`, `last:N`, `lora` or `lora:RANK`: the kind, and the number where there is one."""
+    match = re.fullmatch(r"(full|head|lora|lora:[1-9]\d*|last:[1-9]\d*)", tune)
+    if match is None:
+        raise ModelError(f"unknown way to tune {tune!r}: expected full, head, lora, lora:RANK or last:N")
+    kind, _, number = tune.partition(":")
+    return kind, int(number) if number else None
 
 
 def apply(model: Model, tune: str) -> str:
@@ -56,12 +74,7 @@ def apply(model: Model, tune: str) -> str:
 
     `tune` is `full`, `head`, `last:N` (the head and the last N blocks), `lora` or `lora:RANK`.
     """
-    match = re.fullmatch(r"(full|head|lora|last)(?::(\d+))?", tune)
-    if match is None or (match[1] == "last") != (match[1] == "last" and match[2] is not None):
-        raise ModelError(f"unknown way to tune {tune!r}: expected full, head, lora, lora:RANK or last:N")
-    kind, number = match[1], int(match[2]) if match[2] else None
-    if number is not None and kind in ("full", "head") or number == 0:
-        raise ModelError(f"{tune!r}: a number of at least 1 goes with last or lora")
+    kind, number = parse(tune)
     if kind != "full":
         if kind in ("last", "lora") and isinstance(model, ResNet):
             raise ModelError(f"a ResNet is tuned full or by its head, not {tune}")
@@ -75,12 +88,22 @@ def apply(model: Model, tune: str) -> str:
     return f"{learning:,} of {total:,} parameters ({100 * learning / total:.1f} %)"
 
 
-def merged(model: nn.Module) -> dict[str, Tensor]:
+@torch.no_grad()
+def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the state of an ordinary model: every low-rank update folded into its matrix."""
-    factors = {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
-    state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
-    with torch.no_grad():
-        return state | {f"{name}.weight": module.merged() for name, module in factors.items()}
+    plain = {name: tensor for name, tensor in state.items() if ".lora_" not in name}
+    for name, a in state.items():
+        if name.endswith(".lora_a"):
+            layer = name.removesuffix(".lora_a")
+            update = (state[f"{layer}.lora_b"] @ a).flatten(0, 1)
+            plain[f"{layer}.weight"] = plain[f"{layer}.weight"] + ALPHA / a.shape[1] * update
+    return plain
+
+
+def unmerged(plain: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return a state for a model with factors that computes what the ordinary one does: updates of zero."""
+    factors = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+    return {**plain, **{name: torch.zeros(tensor.shape) for name, tensor in factors.items()}}
 
 
 def _learning(model: Model, kind: str, number: int | None) -> Iterator[nn.Module]:

@@ -30,6 +30,7 @@ RESAMPLING = {
 # Our `none` is stricter than theirs: it has no crop and no flip either.
 PRESETS: dict[str, Augment] = {
     "none": Augment(crop_scale=None, flip=0.0),
+    "mix": Augment(crop_scale=None, flip=0.0, mixup=0.8),  # for images too small to crop
     "light": Augment(randaugment=(2, 0)),
     "medium": Augment(randaugment=(2, 15), mixup=0.2),
     "strong": Augment(randaugment=(2, 20), mixup=0.8),
@@ -155,7 +156,10 @@ class EvaluationTransform:
         """Return the image scaled and cropped, uint8 (h, w, C), smaller than the model's size only before
         padding."""
         planes = [self._fit(plane) for plane in self._planes(image)]
-        return np.ascontiguousarray(planes[0] if len(planes) == 1 else np.concatenate(planes, axis=2))
+        pixels = planes[0] if len(planes) == 1 else np.concatenate(planes, axis=2)
+        return np.require(
+            pixels, requirements=["C", "W"]
+        )  # Pillow's are read-only, of which torch would warn
 
     def padded(self, pixels: np.ndarray) -> np.ndarray:
         """Return pixels on a canvas of the model's size, in its top left corner; the rest has the mean

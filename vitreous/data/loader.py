@@ -3,6 +3,7 @@ speed."""
 
 import contextlib
 import math
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -192,6 +193,7 @@ class Loader:
                 collate_fn=_same,
                 pin_memory=self.device.type == "cuda",
                 persistent_workers=True,
+                worker_init_fn=_leave_ctrl_c,
                 # Its own: the global one must not depend on the number of workers
                 generator=torch.Generator(),
             )
@@ -300,6 +302,11 @@ def _check(split: Split, batch_size: int, rank: int, world_size: int, workers: i
         raise DataError(f"{workers} workers: 0 (in this process) or more")
     if sampler not in ("uniform", "balanced"):
         raise DataError(f"unknown sampler {sampler!r}: uniform or balanced")
+
+
+def _leave_ctrl_c(_: int) -> None:
+    """Leave Ctrl-C, which a terminal sends to every process, to the main one: it may want to save first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _same(raw: Any) -> Any:

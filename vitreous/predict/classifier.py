@@ -1,10 +1,11 @@
-"""From images to labels: a classifier is a model with its preprocessing and class names, read from one place.
+"""A classifier: a model with its preprocessing, class names and calibration, read from one place.
 
 `load` takes any CKPT: a sealed file, a run folder, or weights of Google, timm, Hugging Face or torchvision.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous import checkpoint, console, layouts
+from vitreous import checkpoint, console, layouts, parallel
 from vitreous.config import Preprocessing
 from vitreous.data.augment import EvaluationTransform
 from vitreous.data.decode import decode
@@ -30,7 +31,8 @@ BATCH = 32
 class Prediction:
     """What the classifier says of one picture: the likeliest label, and the runners-up."""
 
-    label: str
+    label: str | None
+    """None where the classifier abstains: its best probability is below the threshold."""
     probability: float
     top: list[tuple[str, float]]
     file: str | None = None
@@ -64,17 +66,33 @@ class Classifier:
         for start in range(0, len(several), BATCH):
             some = several[start : start + BATCH]
             probabilities = self.probabilities(torch.stack([self.read(picture) for picture in some]))
-            found += [self._name(row, picture, top) for row, picture in zip(probabilities, some, strict=True)]
+            files = [str(picture) if isinstance(picture, str | Path) else None for picture in some]
+            found += self.name(probabilities, files, top=top)
         return found
+
+    @property
+    def temperature(self) -> float:
+        """What the logits are divided by, so that probabilities mean what they say; 1: not fitted."""
+        calibration = self.about.get("calibration") or {}
+        value = calibration.get("temperature", 1.0) if isinstance(calibration, dict) else calibration
+        if not _number(value) or not value > 0:
+            raise CheckpointError(
+                f"calibration temperature {value!r} is not a positive number: calibrate again"
+            )
+        return float(value)
+
+    @property
+    def abstain(self) -> float:
+        """The probability below which no label is given; 0 where none was set."""
+        value = self.about.get("abstain") or 0.0
+        if not _number(value) or not 0 <= value <= 1:
+            raise CheckpointError(f"abstain threshold {value!r} is not a probability: use 0 to 1")
+        return float(value)
 
     @torch.inference_mode()
     def probabilities(self, images: torch.Tensor) -> torch.Tensor:
-        """Return class probabilities (B, K) of preprocessed images (B, C, H, W), on the CPU.
-
-        A temperature that `vitreous evaluate --calibrate` sealed is applied.
-        """
-        temperature = float(self.about.get("calibration", {}).get("temperature", 1.0))
-        return (self.model(images.to(self.device)).float() / temperature).softmax(-1).cpu()
+        """Return calibrated class probabilities (B, K) of preprocessed images (B, C, H, W), on the CPU."""
+        return (self.model(images.to(self.device)).float() / self.temperature).softmax(-1).cpu()
 
     def read(self, picture: Picture) -> torch.Tensor:
         """Decode and preprocess one picture: (C, H, W)."""
@@ -105,13 +123,17 @@ class Classifier:
             about=self.about,
         )
 
-    def _name(self, probabilities: torch.Tensor, picture: Picture, top: int) -> Prediction:
+    def name(
+        self, probabilities: torch.Tensor, files: Sequence[str | None], *, top: int = 5
+    ) -> list[Prediction]:
+        """Turn probabilities (B, K) into predictions: the best classes by name, or an abstention."""
         values, rows = probabilities.topk(min(top, len(self.labels)))
-        ranked = [
-            (self.labels[row], value) for value, row in zip(values.tolist(), rows.tolist(), strict=True)
-        ]
-        file = str(picture) if isinstance(picture, str | Path) else None
-        return Prediction(label=ranked[0][0], probability=ranked[0][1], top=ranked, file=file)
+        found = []
+        for file, row, value in zip(files, rows.tolist(), values.tolist(), strict=True):
+            ranked = [(self.labels[each], probability) for each, probability in zip(row, value, strict=True)]
+            label = ranked[0][0] if value[0] >= self.abstain else None
+            found.append(Prediction(label=label, probability=value[0], top=ranked, file=file))
+        return found
 
 
 def load(
@@ -136,9 +158,10 @@ def load(
         patch_size: Resize the patch embedding.
         in_channels: Adapt the first filters: summed for gray, repeated and scaled for more.
         heads: Attention heads, for bare weights of a shape that nobody published.
-        device: Where to put the model.
+        device: Where to put the model; `auto` takes a GPU where there is one.
         verify: Compare a sealed file's tensors with their checksums.
     """
+    place = parallel.choose_device(str(device))
     weights, origin = _read(source, heads=heads, image_size=image_size, verify=verify)
     model = build(weights).float()
     names = weights.labels or _names(weights, origin)
@@ -158,7 +181,7 @@ def load(
     said += adapt.set_sizes(model, image_size, patch_size)
     _say(f"{source}: {origin} layout", said)
     return Classifier(
-        model=model.to(device),
+        model=model.to(place),
         preprocess=_transform(weights.preprocessing, model),
         labels=names,
         about=weights.about,
@@ -199,6 +222,10 @@ def _transform(preprocessing: Preprocessing | None, model: Model) -> EvaluationT
     config = model.config
     fitted = adapt.refit(preprocessing or Preprocessing(), config.image_size, config.in_channels)
     return EvaluationTransform(fitted, config.step if isinstance(config, ViTConfig) else (32, 32))
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _say(what: str, notes: list[str]) -> None:

@@ -1,0 +1,21 @@
+"""A server whose model takes a known time for each image: `slow_server.py CKPT SECONDS [flags of serve]`."""
+
+import sys
+import time
+
+import torch
+
+from vitreous import predict
+from vitreous.cli import main
+
+seconds = float(sys.argv[2])
+original = predict.Classifier.probabilities
+
+
+def probabilities(self: predict.Classifier, images: torch.Tensor) -> torch.Tensor:
+    time.sleep(seconds * len(images))
+    return original(self, images)
+
+
+predict.Classifier.probabilities = probabilities
+sys.exit(main(["serve", sys.argv[1], *sys.argv[3:]]))

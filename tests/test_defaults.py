@@ -1,0 +1,114 @@
+"""The choices: sensible for all data and hardware, explained, overridden by the user, written down."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitreous.config import TrainConfig
+from vitreous.defaults import Facts, Plan, choose, seconds
+from vitreous.errors import ModelError, OptionError
+from vitreous.models import zoo
+from vitreous.models.architecture import ResNetConfig, ViTConfig
+
+DIGITS = Facts(
+    images=1258, classes=10, multilabel=False, size=(8, 8), channels=1, device="cpu", bf16=True, cores=2
+)
+CIFAR = replace(DIGITS, images=45_000, size=(32, 32), channels=3, device="cuda")
+PHOTOS = replace(DIGITS, images=6_552, classes=102, size=(500, 667), channels=3)
+
+
+def vit(plan: Plan) -> ViTConfig:
+    assert isinstance(plan.architecture, ViTConfig)
+    return plan.architecture
+
+
+def test_every_choice_has_its_reason() -> None:
+    plan = choose(TrainConfig(), DIGITS)
+    named = {"model", "image_size", "patch_size", "batch_size", "epochs", "lr", "weight_decay", "ema"}
+    assert named | {"loss", "label_smoothing", "augment", "precision"} == plan.reasons.keys()
+    assert all(plan.reasons.values())
+    assert vit(plan).num_classes == 10 and vit(plan).in_channels == 1
+    assert vit(plan).image_size == plan.preprocessing.image_size == (8, 8)
+    assert plan.preprocessing.channels == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("epochs", 7), ("batch_size", 32), ("lr", 0.5), ("weight_decay", 0.3), ("ema", 0.0)],
+        *[("label_smoothing", 0.0), ("augment", "strong"), ("precision", "bf16"), ("loss", "sigmoid")],
+    ],
+)
+def test_the_user_has_the_last_word(option: str, value: Any) -> None:
+    plan = choose(TrainConfig(**{option: value}), DIGITS)
+    assert getattr(plan, option) == value and option not in plan.reasons
+
+
+def test_models_and_sizes_by_name() -> None:
+    plan = choose(TrainConfig(model="ViT-Ti/16", image_size=(64, 96), drop_path=0.2), CIFAR)
+    assert (vit(plan).width, vit(plan).image_size, vit(plan).drop_path) == (192, (64, 96), 0.2)
+    assert vit(plan).num_classes == 10 and "model" not in plan.reasons
+    assert vit(choose(TrainConfig(model="ViT-Ti/16"), CIFAR)).image_size == (224, 224)
+    small = choose(TrainConfig(image_size=(16,), patch_size=(8,)), CIFAR)
+    assert vit(small).image_size == (16, 16) and vit(small).grid == (2, 2)
+    bit = choose(TrainConfig(model="BiT-R50x1"), CIFAR)
+    assert isinstance(bit.architecture, ResNetConfig) and bit.architecture.num_classes == 10
+    with pytest.raises(ModelError, match="unknown model"):
+        choose(TrainConfig(model="vit_enormous"), CIFAR)
+
+
+def test_hardware_and_data_matter() -> None:
+    on_gpu, on_cpu = choose(TrainConfig(), CIFAR), choose(TrainConfig(), replace(CIFAR, device="cpu"))
+    assert vit(on_gpu).width > vit(on_cpu).width
+    assert (on_gpu.epochs or 0) > (on_cpu.epochs or 0)
+    assert on_gpu.precision == "bf16" and on_cpu.precision == "float32"
+    assert "too small to gain from bf16" in on_cpu.reasons["precision"]
+    assert choose(TrainConfig(), replace(CIFAR, bf16=False)).precision == "float32"
+    big = choose(TrainConfig(model="ViT-B/16"), replace(CIFAR, device="cpu"))
+    assert big.precision == "bf16"
+    assert choose(TrainConfig(), replace(CIFAR, images=2_000_000)).batch_size > on_gpu.batch_size
+    several = choose(TrainConfig(), replace(CIFAR, multilabel=True))
+    assert several.loss == "sigmoid" and several.label_smoothing == 0.0
+    assert choose(TrainConfig(optimizer="sgd"), CIFAR).weight_decay == 0.0  # the paper's fine-tuning
+    photos = vit(choose(TrainConfig(), PHOTOS))
+    assert photos.patch_size == (16, 16) and max(photos.image_size) <= 224
+    wide = vit(choose(TrainConfig(), replace(CIFAR, size=(28, 40))))
+    assert wide.image_size == (28, 40)
+
+
+@given(
+    images=st.integers(1, 20_000_000),
+    height=st.integers(1, 5000),
+    width=st.integers(1, 5000),
+    classes=st.integers(1, 20_000),
+    device=st.sampled_from(["cpu", "cuda", "mps"]),
+    bf16=st.booleans(),
+)
+def test_any_data_gets_a_model_that_can_be_built(
+    images: int, height: int, width: int, classes: int, device: str, bf16: bool
+) -> None:
+    facts = replace(
+        CIFAR, images=images, size=(height, width), classes=classes, device=device, bf16=bf16, cores=1
+    )
+    plan = choose(TrainConfig(), facts)
+    config = vit(plan)
+    assert 1 <= config.patches <= 400
+    assert plan.epochs and 5 <= plan.epochs <= 300
+    assert 0.0 < plan.lr < 0.01
+    assert zoo.ViTConfig(**{**vars(config)}) == config  # nothing in it is refused
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_times_are_read() -> None:
+    assert [seconds(text) for text in ("90", "90s", "10m", "1.5h", "2d")] == [90, 90, 600, 5400, 172800]
+    for wrong in ("", "m", "-3s", "0s", "ten", "infs", "nan"):
+        with pytest.raises(OptionError, match="is not understood"):
+            seconds(wrong)
+    plan = choose(TrainConfig(time_budget="10m"), CIFAR)
+    assert plan.time_budget == 600.0 and plan.epochs is None
+    with pytest.raises(OptionError, match="give one of them"):
+        choose(TrainConfig(time_budget="10m", epochs=3), CIFAR)

@@ -1,0 +1,262 @@
+"""The explorer page in a real browser: drop, see, click, slide, compare; by keyboard; on a phone."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.conftest import digits_files
+from tests.serving import Running, running
+from vitreous.predict import Classifier
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+ARGUMENTS += [
+    "--disable-sync",
+    "--no-first-run",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+]
+HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium"),
+    pytest.mark.xdist_group("browser"),
+]
+
+DROP = """([bytes, name]) => {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+  const target = document.querySelector(".stage");
+  const how = { bubbles: true, cancelable: true, dataTransfer: transfer };
+  target.dispatchEvent(new DragEvent("dragover", how));
+  target.dispatchEvent(new DragEvent("drop", how));
+}"""
+PASTE = """([bytes]) => {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([new Uint8Array(bytes)], "pasted.png", { type: "image/png" }));
+  document.dispatchEvent(new ClipboardEvent("paste", { bubbles: true, clipboardData: transfer }));
+}"""
+PIXELS = "canvas => canvas.toDataURL()"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def served(digits: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("explorer")
+    about = {"results": {"test": {"accuracy": 0.9344, "count": 359}}}
+    labels = [HOSTILE, *digits.labels[1:]]
+    saved = Classifier(digits.model, digits.preprocess, labels, about).save(folder / "digits.safetensors")
+    with running(["-m", "vitreous", "serve", str(saved)], folder) as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, served: Running) -> Iterator[Page]:
+    yield from opened(browser, served, viewport={"width": 1280, "height": 900})
+
+
+def opened(browser: Browser, served: Running, **context: Any) -> Iterator[Page]:
+    """Open the page; at the end, no console error, and no request to anybody else, may have happened."""
+    made = browser.new_context(**context)
+    page = made.new_page()
+    problems: list[str] = []
+    asked: list[str] = []
+    page.on(
+        "console",
+        lambda message: problems.append(message.text) if message.type in ("error", "warning") else None,
+    )
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(served.url)
+    expect(page.locator("body[data-ready]")).to_be_attached(timeout=20_000)
+    yield page
+    made.close()
+    assert problems == []
+    assert all(url.startswith((served.url, "blob:")) for url in asked)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return digits_files(tmp_path_factory.mktemp("digits"), count=6)
+
+
+def drop(page: Page, path: Path) -> None:
+    page.evaluate(DROP, [list(path.read_bytes()), path.name])
+
+
+def first(page: Page, stage: int = 0) -> str:
+    name = page.locator(".stage").nth(stage).locator(".predictions .name").first
+    expect(name).to_be_visible()
+    return name.inner_text()
+
+
+def test_drop_an_image_click_a_patch_move_the_sliders(
+    page: Page, digits: Classifier, files: list[Path]
+) -> None:
+    drop(page, files[0])
+    own = digits.predict(files[0])[0]
+    assert first(page) == own.label
+    expect(page.locator(".predictions .share").first).to_have_text(f"{100 * own.probability:.1f} %")
+    canvas = page.locator(".picture canvas")
+    expect(page.locator("#readout")).to_contain_text("The class token attends most to")
+    before = canvas.evaluate(PIXELS)
+    box = canvas.bounding_box()
+    assert box is not None
+    canvas.click(position={"x": box["width"] * 0.1, "y": box["height"] * 0.9})
+    expect(page.locator("#readout")).to_contain_text("Patch row 4, column 1 attends most to")
+    clicked = canvas.evaluate(PIXELS)
+    assert clicked != before
+    page.mouse.move(5, 5)
+    page.locator("#layer").fill("1")
+    expect(page.locator("#layer-value")).to_have_text("1 of 2")
+    page.wait_for_function(
+        "before => document.querySelector('.picture canvas').toDataURL() !== before", arg=clicked
+    )
+    layered = canvas.evaluate(PIXELS)
+    page.locator("#head").fill("2")
+    page.wait_for_function(
+        "before => document.querySelector('.picture canvas').toDataURL() !== before", arg=layered
+    )
+    expect(page.locator("#head-value")).to_have_text("2 of 4")
+
+
+def test_the_map_is_the_models_attention(page: Page, digits: Classifier, files: list[Path]) -> None:
+    from vitreous.inspection import attention_maps
+
+    drop(page, files[1])
+    page.locator("#head").fill("3")
+    row = attention_maps(digits.model, digits.read(files[1])[None]).detach()[0, -1, 2, 0, 1:]
+    best = int(row.argmax())
+    place = f"row {best // 4 + 1}, column {best % 4 + 1}: {100 * float(row[best]):.1f} %"
+    expect(page.locator("#readout")).to_contain_text(place)
+
+
+def test_mosaic_rollout_and_positions(page: Page, files: list[Path]) -> None:
+    drop(page, files[0])
+    page.locator("#mosaic-on").check()
+    expect(page.locator("#mosaic button")).to_have_count(4)
+    page.get_by_role("button", name="Head 3").click()
+    expect(page.locator("#head-value")).to_have_text("3 of 4")
+    page.get_by_label("rollout through the layers").check()
+    expect(page.locator("#readout")).to_contain_text("draws, through all layers so far, most from")
+    expect(page.locator("#mosaic")).to_be_hidden()
+    canvas, positions = page.locator(".picture canvas"), page.locator("#position-map")
+    before = positions.evaluate(PIXELS)
+    canvas.hover(position={"x": 10, "y": 10})
+    expect(page.locator("#position-text")).to_contain_text("row 1, column 1")
+    assert positions.evaluate(PIXELS) != before
+
+
+def test_two_images_are_compared(page: Page, digits: Classifier, files: list[Path]) -> None:
+    drop(page, files[0])
+    page.get_by_role("button", name="Compare two images").click()
+    page.locator(".stage").nth(1).locator("input[type=file]").set_input_files(files[2])
+    assert [first(page, 0), first(page, 1)] == [p.label for p in digits.predict([files[0], files[2]])]
+    page.get_by_role("button", name="Compare two images").click()
+    expect(page.locator(".stage")).to_have_count(1)
+
+
+def test_keyboard_only(page: Page, files: list[Path]) -> None:
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the image")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # the first example
+    expect(page.locator(".predictions li")).not_to_have_count(0)
+    for _ in range(40):
+        if page.evaluate("document.activeElement.tagName") == "CANVAS":
+            break
+        page.keyboard.press("Tab")
+    expect(page.locator(".picture canvas")).to_be_focused()
+    page.keyboard.press("Home")
+    expect(page.locator("#readout")).to_contain_text("Patch row 3, column 1")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#readout")).to_contain_text("Patch row 2, column 2")
+    page.locator("#layer").focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#layer-value")).to_have_text("1 of 2")
+
+
+def test_paste_examples_and_camera(page: Page, digits: Classifier, files: list[Path]) -> None:
+    page.evaluate(PASTE, [list(files[3].read_bytes())])
+    assert first(page) == digits.predict(files[3])[0].label
+    page.get_by_role("button", name="digit 7").click()
+    expect(page.locator(".predictions .name").first).to_have_text("7")
+    page.get_by_role("button", name="Camera", exact=True).click()
+    expect(page.locator("#camera-panel")).to_be_visible()
+    page.get_by_role("button", name="Close the camera").click()
+    expect(page.locator("#camera-panel")).to_be_hidden()
+
+
+def test_hostile_names_stay_text(page: Page, files: list[Path], digits: Classifier) -> None:
+    page.get_by_role("button", name="digit 0").click()
+    expect(page.locator(".predictions .name").first).to_have_text(HOSTILE)
+    assert "owned" not in page.title() and page.locator(".predictions img, .predictions script").count() == 0
+    page.locator("#classes summary").click()
+    expect(page.locator("#classes p")).to_contain_text(HOSTILE)
+    expect(page.locator("#results")).to_contain_text("93.44 %")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phone_width(browser: Browser, served: Running, files: list[Path], scheme: str) -> None:
+    context = {"viewport": {"width": 390, "height": 800}, "color_scheme": scheme, "has_touch": True}
+    for page in opened(browser, served, **context):
+        drop(page, files[0])
+        first(page)
+        page.get_by_role("button", name="Compare two images").click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.locator(".picture canvas").first.tap(position={"x": 20, "y": 20})
+        expect(page.locator("#readout")).to_contain_text("Patch row 1, column 1")
+        ground, ink = page.evaluate(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+        )
+        assert contrast(ground, ink) > 7
+
+
+def contrast(first: str, second: str) -> float:
+    """Return WCAG's contrast of two `rgb(r, g, b)` colours."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(each) / 255 for each in colour[4:-1].split(",")]
+        linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted([luminance(first), luminance(second)])
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_what_is_no_image_is_said(browser: Browser, served: Running, tmp_path: Path) -> None:
+    page = browser.new_page()
+    page.goto(served.url)
+    expect(page.locator("body[data-ready]")).to_be_attached()
+    (tmp_path / "text.png").write_text("hello")
+    page.locator("input[type=file]").set_input_files(tmp_path / "text.png")
+    expect(page.get_by_role("alert")).to_contain_text("no image of a known format")
+    page.close()
+
+
+def test_a_token_is_asked_for(browser: Browser, digits: Classifier, tmp_path: Path) -> None:
+    saved = digits.save(tmp_path / "digits.safetensors")
+    (tmp_path / "token").write_text("a-token-of-sufficient-length")
+    with running(
+        ["-m", "vitreous", "serve", str(saved), "--token-file", str(tmp_path / "token")], tmp_path
+    ) as server:
+        page = browser.new_page()
+        page.goto(server.url)
+        page.get_by_label("Token", exact=True).fill("a-token-of-sufficient-length")
+        page.get_by_role("button", name="Use it").click()
+        page.get_by_role("button", name="digit 3").click()
+        assert first(page) == "3"
+        page.close()

@@ -1,0 +1,223 @@
+"""Exports: file → label gives the same answers in every format and kind of model, or nothing is left."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import digits_files, randomize, train_digits
+from vitreous import cli, export
+from vitreous.config import Preprocessing
+from vitreous.data.augment import evaluation_transform
+from vitreous.errors import MissingDependencyError, ModelError, VitreousError
+from vitreous.export import formats, proof
+from vitreous.models.architecture import ResNetConfig, ViTConfig
+from vitreous.models.zoo import build
+from vitreous.predict import Classifier
+
+TRUNK = ResNetConfig(layers=(1,), stem_width=32, preactivation=False, same_padding=True, num_classes=0)
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "distilled": {"distilled": True},
+    "registers": {"registers": 2, "positioned_prefix": 1},
+    "hybrid": {"stem": TRUNK, "patch_size": (2, 2), "image_size": (32, 32)},
+    "gap": {"pooling": "gap", "class_token": False, "positions": "sincos2d"},
+    "non-square": {"image_size": (16, 24)},
+}
+
+
+def classifier(**changes: Any) -> Classifier:
+    shape: dict[str, Any] = {
+        "image_size": (16, 16),
+        "patch_size": (4, 4),
+        "width": 32,
+        "depth": 2,
+        "heads": 4,
+    }
+    config = ViTConfig(**(shape | {"mlp_width": 64, "num_classes": 5} | changes))
+    preprocessing = Preprocessing(
+        image_size=config.image_size, resize_size=None, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3)
+    )
+    labels = ["a", "b", "c", "d", "é <ü>"]
+    model = randomize(build(config))
+    about = {"calibration": {"temperature": 1.7}}
+    return Classifier(model, evaluation_transform(preprocessing, config.step), labels, about)  # type: ignore[arg-type]
+
+
+def through_onnx(path: Path, images: list[Path]) -> tuple[list[str], np.ndarray]:
+    """Go from image files to labels as somebody without vitreous would: from the file's metadata alone."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    told = json.loads(session.get_modelmeta().custom_metadata_map["vitreous"])
+    settings = told["preprocessing"]
+    height, width = settings["image_size"]
+    batch = []
+    for image in images:
+        mode = "L" if len(settings["mean"]) == 1 else "RGB"
+        pixels = np.asarray(Image.open(image).convert(mode))
+        assert pixels.shape[:2] == (height, width), "the test gives images of the model's size"
+        pixels = pixels.reshape(height, width, -1)
+        if told["input"]["name"] == "images":
+            scaled = (pixels / 255 - settings["mean"]) / settings["std"]
+            pixels = scaled.transpose(2, 0, 1).astype(np.float32)
+        batch.append(pixels)
+    found = np.asarray(session.run(["probabilities"], {told["input"]["name"]: np.stack(batch)})[0])
+    return [told["labels"][row] for row in found.argmax(1)], found
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> list[Path]:
+    from sklearn.datasets import load_sample_image
+
+    photograph = Image.fromarray(load_sample_image("china.jpg"))
+    paths = []
+    for row in range(12):
+        paths.append(tmp_path / f"{row}.png")
+        photograph.crop((40 * row, 20 * row, 40 * row + 160, 20 * row + 160)).save(paths[-1])
+    return paths
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_agrees_in_pt2_and_onnx(kind: str, pictures: list[Path], tmp_path: Path) -> None:
+    source = classifier(**KINDS[kind])
+    for name in ("model.pt2", "model.onnx"):
+        found = export.export(source, tmp_path / name, images=pictures, pixels=kind == "plain")
+        assert found.largest_difference <= 1e-4 and found.label_agreement == 1.0
+        assert found.images == 12 and (tmp_path / name).stat().st_size == found.bytes
+    height, width = source.preprocess.preprocessing.image_size
+    fitted = []
+    for path in pictures:
+        fitted.append(path.with_suffix(".fit.png"))
+        Image.open(path).resize((width, height)).save(fitted[-1])
+    labels, probabilities = through_onnx(tmp_path / "model.onnx", fitted)
+    own = source.probabilities(torch.stack([source.read(path) for path in fitted])).numpy()
+    np.testing.assert_allclose(probabilities, own, atol=1e-4)
+    assert labels == [prediction.label for prediction in source.predict(fitted)]
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_int8_agrees_on_the_digits(kind: str, tmp_path: Path) -> None:
+    """At least 98 % of the labels on the whole test set, for a trained model of every kind."""
+    changes = dict(KINDS[kind])
+    if kind == "non-square":
+        changes = {"image_size": (8, 16), "patch_size": (2, 4)}
+    source = train_digits(**changes)
+    files = digits_files(tmp_path / "digits")
+    found = export.export(source, tmp_path / "int8.onnx", precision="int8", images=files)
+    right = np.mean([p.label == path.stem[-1] for p, path in zip(source.predict(files), files, strict=True)])
+    assert right > 0.8, "an untrained model's agreement would say little"
+    assert found.images == len(files) > 350 and found.label_agreement >= 0.98
+    assert found.bytes < sum(each.numel() * 4 for each in source.model.parameters())
+    kinds = {node.op_type for node in onnx.load(tmp_path / "int8.onnx").graph.node}
+    assert "MatMulInteger" in kinds
+
+
+def test_fp16_of_the_digits(digits: Classifier, tmp_path: Path) -> None:
+    files = digits_files(tmp_path / "digits")
+    half = export.export(digits, tmp_path / "16.onnx", precision="fp16", images=files)
+    assert half.label_agreement >= 0.99 and half.largest_difference <= 1e-2
+    types = {each.data_type for each in onnx.load(tmp_path / "16.onnx").graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in types
+
+
+def test_the_file_is_whole_portable_and_tells_no_paths(digits: Classifier, tmp_path: Path) -> None:
+    found = export.export(digits, tmp_path / "digits.onnx", pixels=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["digits.onnx"] and found.images == 24
+    model = onnx.load(tmp_path / "digits.onnx")
+    entry = model.graph.input[0]
+    assert (entry.name, entry.type.tensor_type.elem_type) == ("pixels", onnx.TensorProto.UINT8)
+    assert entry.type.tensor_type.shape.dim[0].dim_param
+    assert json.loads({each.key: each.value for each in model.metadata_props}["labels"]) == digits.labels
+    data = (tmp_path / "digits.onnx").read_bytes()
+    assert b"site-packages" not in data and str(Path.cwd()).encode() not in data
+
+
+def test_the_snippet_of_the_docs_runs(
+    digits: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
+    snippet = page.partition("```python\n")[2].partition("```")[0]
+    export.export(digits, tmp_path / "digits.onnx", pixels=True)
+    image = digits_files(tmp_path, count=1)[0].rename(tmp_path / "digit.png")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(snippet, "docs/export.md", "exec"), {})
+    assert capsys.readouterr().out.strip() == digits.predict(image)[0].label
+
+
+def test_a_file_that_disagrees_is_not_left(
+    digits: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silent mean/std mismatch (timm#2463) is what the proof is for: make one, and it must be caught."""
+    original = export.describe
+
+    def wrong(*arguments: Any, **options: Any) -> dict[str, Any]:
+        told = original(*arguments, **options)
+        told["preprocessing"]["mean"] = (0.5,)
+        return told
+
+    monkeypatch.setattr(export, "describe", wrong)
+    for name in ("a.onnx", "a.pt2"):
+        with pytest.raises(proof.DisagreementError, match="was not written"):
+            export.export(digits, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_weights_and_swapped_labels_are_caught(digits: Classifier, tmp_path: Path) -> None:
+    files = [path.read_bytes() for path in digits_files(tmp_path / "digits", count=20)]
+    export.export(digits, tmp_path / "a.pt2")
+    opened = formats.open_program(tmp_path / "a.pt2")
+    assert proof.compare(digits, opened, files).difference < 1e-6
+    swapped = Classifier(digits.model, digits.preprocess, digits.labels[::-1])
+    assert proof.compare(swapped, opened, files).agreement == 0
+    other = proof.compare(train_digits(width=16, heads=2), opened, files)
+    assert other.difference > 1e-3
+    with pytest.raises(proof.DisagreementError):
+        proof.judge(other, "fp32", None, tmp_path / "a.pt2")
+
+
+def test_wrong_input_is_one_clear_line(
+    digits: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(VitreousError, match=r"a\.txt names no format: end it with \.onnx"):
+        export.export(digits, tmp_path / "a.txt")
+    with pytest.raises(VitreousError, match="has no int8 here: use fp32"):
+        export.export(digits, tmp_path / "a.pt2", precision="int8")
+    (tmp_path / "there.onnx").write_text("")
+    with pytest.raises(VitreousError, match="exists: choose another name"):
+        export.export(digits, tmp_path / "there.onnx")
+    fresh = Classifier(build(digits.model.config), digits.preprocess, digits.labels)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="head is all zeros"):
+        export.export(fresh, tmp_path / "fresh.onnx")
+    with pytest.raises(ModelError, match="has no classes"):
+        export.export(Classifier(digits.model, digits.preprocess, []), tmp_path / "a.onnx")
+    monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "openvino" else find_spec(name))
+    with pytest.raises(MissingDependencyError, match="pip install openvino"):
+        export.export(digits, tmp_path / "a.xml")
+
+
+def test_the_verb_prints_its_proof(
+    digits: Classifier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = digits.save(tmp_path / "digits.safetensors")
+    digits_files(tmp_path / "images", count=5)
+    arguments = [str(saved), str(tmp_path / "a.pt2"), "--images", str(tmp_path / "images"), "--json"]
+    assert cli.main(["export", *arguments]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["images"], told["label_agreement"]) == (5, 1.0) and told["largest_difference"] < 1e-5
+    assert cli.main(["export", *arguments]) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+@pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
+def test_openvino_agrees(digits: Classifier, tmp_path: Path) -> None:
+    found = export.export(digits, tmp_path / "digits.xml")
+    assert found.largest_difference <= 1e-4 and "openvino" in found.compared_with
+    assert {path.name for path in tmp_path.iterdir()} == {"digits.xml", "digits.bin"}

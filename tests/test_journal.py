@@ -1,0 +1,103 @@
+"""The journal: what is written can be read, what came after a checkpoint is forgotten, sinks get it too."""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitreous.errors import MissingDependencyError
+from vitreous.journal import Journal, read
+
+
+def fill(folder: Path, steps: range, **options: Any) -> None:
+    book = Journal(folder, **options)
+    for step in steps:
+        book.write({"step": step, "split": "train", "loss": 1.0 / step, "note": "x"})
+    book.close()
+
+
+def test_records_come_back(tmp_path: Path) -> None:
+    fill(tmp_path, range(1, 4))
+    assert read(tmp_path / "metrics.jsonl") == [
+        {"step": step, "split": "train", "loss": 1.0 / step, "note": "x"} for step in (1, 2, 3)
+    ]
+    assert read(tmp_path / "nothing.jsonl") == []
+
+
+def test_going_on_forgets_what_came_after(tmp_path: Path) -> None:
+    fill(tmp_path, range(1, 9))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 9, "spl')  # cut by a kill
+    assert len(read(tmp_path / "metrics.jsonl")) == 8
+    fill(tmp_path, range(6, 8), step=5)
+    assert [record["step"] for record in read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_file_that_is_not_ours_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nsomething else\n{"step": 2}\n')
+    with pytest.raises(json.JSONDecodeError):
+        Journal(tmp_path)
+    assert "something else" in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_no_number_that_json_lacks_is_written(tmp_path: Path) -> None:
+    book = Journal(tmp_path)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        book.write({"step": 1, "loss": float("nan")})
+    book.close()
+
+
+@pytest.mark.parametrize("sink", ["tensorboard", "wandb", "mlflow"])
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: str) -> None:
+    monkeypatch.setitem(sys.modules, sink, None)
+    with pytest.raises(
+        MissingDependencyError, match=rf"--{sink} needs the package {sink}: pip install 'vitreous"
+    ):
+        Journal(tmp_path, **{sink: True})
+
+
+def _need(package: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed (an extra)")
+
+
+@pytest.mark.filterwarnings("ignore")  # the packages' own
+def test_tensorboard_gets_the_figures(tmp_path: Path) -> None:
+    _need("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
+        EventAccumulator,
+    )
+
+    fill(tmp_path, range(1, 9), tensorboard=True)
+    fill(tmp_path, range(6, 8), step=5, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["train/loss"]
+    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    assert found == [(step, pytest.approx(1.0 / step)) for step in range(1, 8)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_gets_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _need("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
+    fill(tmp_path, range(1, 5), mlflow=True, about={"lr": 0.1})
+    fill(tmp_path, range(5, 7), step=4, mlflow=True)
+    import mlflow  # pyright: ignore[reportMissingImports]
+
+    client = mlflow.MlflowClient(f"file:{tmp_path / 'store'}")
+    identity = (tmp_path / "mlflow-run").read_text().strip()
+    history = client.get_metric_history(identity, "train/loss")
+    assert [entry.step for entry in history] == [1, 2, 3, 4, 5, 6]  # one run, gone on with
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_gets_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _need("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    fill(tmp_path, range(1, 5), wandb=True, about={"lr": 0.1})
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))

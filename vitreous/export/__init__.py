@@ -1,0 +1,109 @@
+"""Out of PyTorch: ONNX, `torch.export` and OpenVINO files that are proven from image file to label.
+
+A file that disagrees with its source is not left behind.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+
+from vitreous.errors import ModelError, VitreousError
+from vitreous.export import formats, proof
+from vitreous.export.graph import Precision, Source, describe, graph
+from vitreous.files import sync_folder
+from vitreous.models.architecture import ViTConfig
+
+__all__ = ["Export", "Precision", "Source", "export"]
+
+MAX_IMAGES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """What was written, and how it compares with PyTorch on real images."""
+
+    path: Path
+    format: str
+    precision: str
+    input: str
+    bytes: int
+    images: int
+    largest_difference: float
+    label_agreement: float
+    compared_with: str
+
+
+def export(
+    source: Source,
+    destination: Path,
+    *,
+    precision: Precision = "fp32",
+    pixels: bool = False,
+    images: Sequence[Path] = (),
+    tolerance: float | None = None,
+) -> Export:
+    """Write the model as `.onnx`, `.pt2` or `.xml` (OpenVINO), prove it, and only then give it its name.
+
+    Args:
+        source: A classifier.
+        destination: The file to write; its ending chooses the format.
+        precision: fp32; for ONNX and OpenVINO also fp16, for ONNX also int8 (weights, dynamic activations).
+        pixels: Take uint8 pixels (B, H, W, C) of the model's size: normalising is part of the file.
+        images: Image files to prove it with; without them, bundled ones.
+        tolerance: The largest difference in probability that is allowed (int8: in label agreement).
+    """
+    form = formats.choose(destination, precision)
+    _check(source, destination)
+    pictures = [proof.read(path) for path in images[:MAX_IMAGES]]
+    pictures = pictures or proof.bundled(source, proof.COUNTS[precision])
+    draft = destination.parent / f".draft-{os.getpid()}-{destination.name}"
+    draft.mkdir(parents=True)
+    try:
+        path = draft / destination.name
+        told = describe(source, pixels=pixels, precision=precision)
+        form.write(
+            graph(source, pixels=pixels, half=form.half_graph and precision == "fp16"), path, told, precision
+        )
+        found = proof.compare(source, form.open(path), pictures)
+        proof.judge(found, precision, tolerance, destination)
+        size = _publish(draft, destination)
+    finally:
+        rmtree(draft, ignore_errors=True)
+    return Export(
+        path=destination,
+        format=form.name,
+        precision=precision,
+        input=told["input"]["name"],
+        bytes=size,
+        images=len(pictures),
+        largest_difference=found.difference,
+        label_agreement=found.agreement,
+        compared_with=found.runtime,
+    )
+
+
+def _check(source: Source, destination: Path) -> None:
+    config = source.model.config
+    if destination.exists():
+        raise VitreousError(f"{destination} exists: choose another name, or remove it first")
+    if not source.labels:
+        raise ModelError("this model has no classes, so no label can be proven: load it with a trained head")
+    if isinstance(config, ViTConfig) and config.frames is not None:
+        raise ModelError("a model of video clips can't be exported: no image file holds a clip")
+    heads = [each for name, each in source.model.named_parameters() if name.startswith("head")]
+    if not any(each.any() for each in heads):
+        raise ModelError("the head is all zeros, and zeros agree with anything: train the model first")
+
+
+def _publish(draft: Path, destination: Path) -> int:
+    """Move the files out of the draft folder, the one that people name last; return their size."""
+    files = sorted(draft.iterdir(), key=lambda file: file.name == destination.name)
+    size = sum(file.stat().st_size for file in files)
+    for file in files:
+        with file.open("rb+") as opened:
+            os.fsync(opened.fileno())
+        file.replace(destination.parent / file.name)
+    sync_folder(destination.parent)
+    return size

@@ -1,0 +1,150 @@
+"""The proof of an export: real images, from file to label, through PyTorch and through the exported file.
+
+What the exported file is fed is made from its own metadata, as a user without vitreous would have to do it.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vitreous.config import Preprocessing
+from vitreous.data import open_data
+from vitreous.data.augment import EvaluationTransform
+from vitreous.data.decode import MODES, decode, read_file
+from vitreous.errors import ModelError, VitreousError
+from vitreous.export.formats import Opened
+from vitreous.export.graph import Precision, Source
+
+COUNTS: dict[Precision, int] = {"fp32": 24, "fp16": 24, "int8": 100}
+"""Bundled images for a proof: agreement of 98 % can't be seen on fewer than a hundred."""
+TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.02}
+"""The largest difference in probability; of int8, the largest share of labels that differ."""
+FIRST_BATCHES = (1, 2, 5)
+BATCH = 8
+
+
+class DisagreementError(VitreousError):
+    """The exported file gives other answers than PyTorch."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """How two runs of the same images compare."""
+
+    runtime: str
+    difference: float
+    agreement: float
+
+
+def compare(source: Source, opened: Opened, pictures: Sequence[bytes]) -> Found:
+    """Run every image through both, in batches of several sizes."""
+    told = opened.told
+    values: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in told["preprocessing"].items()
+    }
+    transform = EvaluationTransform(Preprocessing(**values), tuple(told["patch"]))
+    labels: list[str] = told["labels"]
+    ours, theirs = [], []
+    for batch in _batches(pictures):
+        decoded = [_picture(data, transform.preprocessing.channels) for data in batch]
+        ours.append(source.probabilities(torch.stack([source.read(each) for each in decoded])).numpy())
+        if told["input"]["name"] == "pixels":
+            theirs.append(opened.run(np.stack([transform.pixels(each) for each in decoded])))
+        else:
+            theirs.append(opened.run(torch.stack([transform(each) for each in decoded]).numpy()))
+    mine, other = np.concatenate(ours), np.concatenate(theirs)
+    if mine.shape != other.shape or not np.isfinite(other).all() or labels != source.labels:
+        return Found(opened.runtime, float("inf"), 0.0)
+    agreement = float((mine.argmax(1) == other.argmax(1)).mean())
+    return Found(opened.runtime, float(np.abs(mine - other).max()), agreement)
+
+
+def judge(found: Found, precision: Precision, tolerance: float | None, destination: Path) -> None:
+    """Raise if the exported file is too far from its source."""
+    allowed = TOLERANCES[precision] if tolerance is None else tolerance
+    if precision == "int8":
+        good = 1 - found.agreement <= allowed + 1e-9 and np.isfinite(found.difference)
+    else:
+        good = found.difference <= allowed
+    if not good:
+        limit = f"{1 - allowed:.0%} of the labels" if precision == "int8" else f"{allowed:.0e} in probability"
+        raise DisagreementError(
+            f"the exported file is {found.difference:.1e} away in probability and agrees on "
+            f"{found.agreement:.1%} of the labels (by {found.runtime}), outside {limit}: {destination} was "
+            "not written; prove it with your own --images, or choose another --precision"
+        )
+
+
+def read(path: Path) -> bytes:
+    """Read an image file."""
+    return read_file(path)
+
+
+def bundled(source: Source, count: int) -> list[bytes]:
+    """Return real images as files: digits for small models; else photographs, parts of them, digits."""
+    settings = source.preprocess.preprocessing
+    size = settings.image_size if settings.resize == "none" else None
+    small = max(settings.image_size) <= 32
+    digits = (_encoded(each, size) for each in _digits())
+    if small:
+        return list(_first(digits, count))
+    photographs = [
+        resources.files("sklearn.datasets.images").joinpath(name).read_bytes()
+        for name in ("flower.jpg", "china.jpg")
+    ]
+    parts = (_encoded(each, size) for each in _parts([Image.open(io.BytesIO(data)) for data in photographs]))
+    whole = [_encoded(Image.open(io.BytesIO(data)), size) for data in photographs] if size else photographs
+    return list(_first(chain(whole, _first(parts, count - 10), digits), count))
+
+
+def _digits() -> Iterator[Image.Image]:
+    split = open_data("digits").splits["test"]
+    return (split.read(row, 1) for row in range(len(split)))
+
+
+def _parts(photographs: list[Image.Image]) -> Iterator[Image.Image]:
+    """Cut photographs into overlapping squares of 160 pixels, then of 120: every one a view of something."""
+    for side in (160, 120):
+        for image in photographs:
+            for top in range(0, image.height - side + 1, side // 2):
+                for left in range(0, image.width - side + 1, side // 2):
+                    yield image.crop((left, top, left + side, top + side))
+
+
+def _encoded(image: Image.Image, size: tuple[int, int] | None) -> bytes:
+    if size is not None and image.size != (size[1], size[0]):
+        image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+    held = io.BytesIO()
+    image.save(held, "PNG")
+    return held.getvalue()
+
+
+def _picture(data: bytes, channels: int) -> Image.Image | np.ndarray:
+    """Decode; for a model of channels that no file has, each is the gray image."""
+    if channels in MODES:
+        return decode(data, channels)
+    return np.asarray(decode(data, 1))[..., None].repeat(channels, axis=-1)
+
+
+def _batches(pictures: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut into batches of 1, 2, 5, then 8 each: the batch has to be dynamic to pass."""
+    if not pictures:
+        raise ModelError("an export needs at least one image for its proof")
+    start = 0
+    for size in chain(FIRST_BATCHES, repeat(BATCH)):
+        if start >= len(pictures):
+            return
+        yield pictures[start : start + size]
+        start += size
+
+
+def _first(items: Any, count: int) -> Iterator[Any]:
+    return (each for each, _ in zip(items, range(max(0, count)), strict=False))

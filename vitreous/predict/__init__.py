@@ -1,0 +1,5 @@
+"""From images to labels: classifiers, and the streams of files that `vitreous predict` puts through them."""
+
+from vitreous.predict.classifier import Classifier, Picture, Prediction, load
+
+__all__ = ["Classifier", "Picture", "Prediction", "load"]

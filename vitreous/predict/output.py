@@ -1,0 +1,196 @@
+"""What `vitreous predict` writes: a table, one JSON document, or CSV that a later run can continue.
+
+Every writer takes entries one by one and forgets them.
+"""
+
+import csv
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+from vitreous import checkpoint, console
+from vitreous.errors import DataError
+from vitreous.models import architecture
+from vitreous.predict.classifier import Classifier, Prediction
+from vitreous.predict.stream import Failure
+
+COLUMNS = ("file", "label", "probability", "top", "error", "model")
+TABLE_ROWS = 500
+
+
+class Writer(Protocol):
+    """Where entries go."""
+
+    def add(self, entry: Prediction | Failure) -> None:
+        """Take the next entry."""
+        ...
+
+    def close(self) -> None:
+        """Write what is still held, and the end."""
+        ...
+
+
+class TableWriter:
+    """Tables of up to 500 rows: people read them as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[console.Cell]] = []
+
+    def add(self, entry: Prediction | Failure) -> None:
+        """Take the next entry."""
+        if isinstance(entry, Failure):
+            self.rows.append([visible(entry.file), "", None, f"error: {visible(entry.error)}"])
+        else:
+            others = ", ".join(f"{visible(name)} {value:.2f}" for name, value in entry.top[1:3])
+            label = "(abstains)" if entry.label is None else visible(entry.label)
+            self.rows.append([visible(entry.file or "-"), label, entry.probability, others])
+        if len(self.rows) == TABLE_ROWS:
+            self.close()
+
+    def close(self) -> None:
+        """Print the rows that are held."""
+        if self.rows:
+            console.table(["file", "label", "probability", "next"], self.rows)
+            self.rows = []
+
+
+class JsonWriter:
+    """One JSON document, a list, written as its entries come."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self.stream, self.separator = stream or sys.stdout, "["
+
+    def add(self, entry: Prediction | Failure) -> None:
+        """Take the next entry."""
+        text = json.dumps(entry.to_dict(), ensure_ascii=False)
+        self.stream.write(f"{self.separator}\n  {text.encode('utf-8', 'backslashreplace').decode()}")
+        self.separator = ","
+
+    def close(self) -> None:
+        """Write the end of the list."""
+        self.stream.write("[]\n" if self.separator == "[" else "\n]\n")
+
+
+class CsvWriter:
+    """Rows of `file, label, probability, top, error, model`; flushed row by row, so that a kill costs one."""
+
+    def __init__(self, stream: IO[str], model: str, *, header: bool = True) -> None:
+        self.stream, self.model = stream, model
+        self.rows = csv.writer(stream, lineterminator="\n")
+        if header:
+            self.rows.writerow(COLUMNS)
+
+    def add(self, entry: Prediction | Failure) -> None:
+        """Take the next entry."""
+        if isinstance(entry, Failure):
+            row = [entry.file, "", "", "", entry.error, self.model]
+        else:
+            top = json.dumps([[name, round(value, 6)] for name, value in entry.top], ensure_ascii=False)
+            row = [entry.file, entry.label or "", f"{entry.probability:.6f}", top, "", self.model]
+        self.rows.writerow(row)
+        self.stream.flush()
+
+    def close(self) -> None:
+        """Make the rows durable where they are a file."""
+        self.stream.flush()
+        if self.stream is not sys.stdout:
+            os.fsync(self.stream.fileno())
+            self.stream.close()
+
+
+class Finished:
+    """The files that an earlier run has answered: eight bytes each, however long their names are."""
+
+    def __init__(self, files: Iterator[str] | Sequence[str] = ()) -> None:
+        digests = np.fromiter((_digest(file) for file in files), np.uint64)
+        self.digests = np.sort(digests)
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def __contains__(self, file: str) -> bool:
+        place = int(np.searchsorted(self.digests, np.uint64(_digest(file))))
+        return place < len(self.digests) and int(self.digests[place]) == _digest(file)
+
+
+def resume(path: Path, model: str) -> tuple[CsvWriter, Finished, int]:
+    """Open FILE.csv to continue it: return its writer, the files in it, and how many of them had failed.
+
+    A row that a crash left unfinished is cut off; a file that is not ours, or another model's, is refused.
+    """
+    if path.suffix.lower() != ".csv":
+        raise DataError(f"--out {path} is not a .csv file: rows can be continued only there")
+    if not path.exists() or path.stat().st_size == 0:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("w", encoding="utf-8", errors="surrogateescape", newline="")
+        return CsvWriter(stream, model), Finished(), 0
+    rows = _Rows(path, model)
+    finished = Finished(iter(rows))
+    stream = path.open("r+", encoding="utf-8", errors="surrogateescape", newline="")
+    stream.truncate(rows.whole)
+    stream.seek(0, os.SEEK_END)
+    return CsvWriter(stream, model, header=False), finished, rows.failed
+
+
+class _Rows:
+    """The files of the whole rows of an earlier output, and where the last of them ends."""
+
+    def __init__(self, path: Path, model: str) -> None:
+        self.path, self.model = path, model
+        self.whole = self.failed = 0
+
+    def __iter__(self) -> Iterator[str]:
+        with self.path.open("rb") as file:
+            self.read, self.ended = 0, True
+            rows = csv.reader(self._lines(file))
+            if tuple(next(rows, ())) != COLUMNS:
+                raise DataError(f"{self.path} is not an output of vitreous predict: choose another --out")
+            self.whole = self.read
+            for row in rows:
+                if len(row) != len(COLUMNS) or not self.ended:
+                    return  # a crash cut this row: its file is predicted again
+                if row[-1] != self.model:
+                    raise DataError(
+                        f"{self.path} was made by another model ({row[-1]}, this is {self.model}): "
+                        "choose another --out"
+                    )
+                self.whole, self.failed = self.read, self.failed + bool(row[4])
+                yield row[0]
+
+    def _lines(self, file: IO[bytes]) -> Iterator[str]:
+        for line in file:
+            self.read, self.ended = self.read + len(line), line.endswith(b"\n")
+            yield line.decode("utf-8", "surrogateescape")
+
+
+def fingerprint(classifier: Classifier) -> str:
+    """Return twelve digits that change with anything that could change an answer."""
+    told: dict[str, Any] = {
+        "architecture": architecture.to_dict(classifier.model.config),
+        "tensors": checkpoint.checksums(
+            {name: each.cpu() for name, each in classifier.model.state_dict().items()}
+        ),
+        "preprocessing": repr(classifier.preprocess.preprocessing),
+        "labels": classifier.labels,
+        "calibration": [classifier.temperature, classifier.abstain],
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def visible(text: str) -> str:
+    """Return a name with everything that a terminal would act on written out."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
+        for each in text
+    )
+
+
+def _digest(file: str) -> int:
+    data = file.encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())

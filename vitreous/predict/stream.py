@@ -1,0 +1,112 @@
+"""Many files through one classifier: decoding overlaps with computing, in the order given and bounded memory.
+
+A file that can't be read is one entry with its reason; the others go on.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import DataError, ModelError
+from vitreous.models import cost
+from vitreous.predict.classifier import Classifier, Prediction
+from vitreous.predict.inputs import Item
+
+# Multiply-adds of one batch: enough to hide the cost of launching it, little enough to answer soon.
+BATCH_WORK = {"cpu": 30e9, "cuda": 4e12}
+LARGEST_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A file that could not be read, and why."""
+
+    file: str
+    error: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its entry in the JSON document of `vitreous predict --json`."""
+        return {"file": self.file, "error": self.error}
+
+
+def batch_size(classifier: Classifier) -> int:
+    """Return how many images to compute at once on the classifier's device."""
+    work = BATCH_WORK["cpu" if classifier.device.type == "cpu" else "cuda"]
+    return max(4, min(LARGEST_BATCH, int(work / cost.flops(classifier.model.config))))
+
+
+def predict_all(
+    classifier: Classifier, items: Iterable[Item], *, top: int = 5, batch: int | None = None, workers: int = 0
+) -> Iterator[Prediction | Failure]:
+    """Yield a prediction or a failure for each item, in order; `workers` threads decode (0: one a core)."""
+    if not classifier.labels:
+        raise ModelError("this model has no classes: load it with num_classes and train its head")
+    batch = batch or batch_size(classifier)
+    workers = workers or (os.cpu_count() or 1)
+    waiting: list[tuple[Item, Tensor | DataError]] = []
+    for item, read in _read_ahead(classifier, items, workers, ahead=2 * batch + workers):
+        waiting.append((item, read))
+        if sum(isinstance(each, Tensor) for _, each in waiting) == batch or len(waiting) >= 4 * batch:
+            yield from _answers(classifier, waiting, top)
+            waiting = []
+    yield from _answers(classifier, waiting, top)
+
+
+def _read_ahead(
+    classifier: Classifier, items: Iterable[Item], workers: int, ahead: int
+) -> Iterator[tuple[Item, Tensor | DataError]]:
+    """Decode in threads (Pillow releases the interpreter's lock), at most `ahead` files before use."""
+    running: deque[tuple[Item, Future[Tensor | DataError]]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+    try:
+        for item in items:
+            running.append((item, pool.submit(_read, classifier, item)))
+            if len(running) >= ahead:
+                first, result = running.popleft()
+                yield first, result.result()
+        while running:
+            first, result = running.popleft()
+            yield first, result.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read(classifier: Classifier, item: Item) -> Tensor | DataError:
+    try:
+        if item.error is not None:
+            raise DataError(item.error)
+        return classifier.read(item.file if item.data is None else item.data)
+    except DataError as error:
+        return error
+
+
+def _answers(
+    classifier: Classifier, read: list[tuple[Item, Tensor | DataError]], top: int
+) -> Iterator[Prediction | Failure]:
+    good = [(item.file, image) for item, image in read if isinstance(image, Tensor)]
+    named: Iterator[Prediction] = iter(())
+    if good:
+        probabilities = compute(classifier, torch.stack([image for _, image in good]))
+        named = iter(classifier.name(probabilities, [file for file, _ in good], top=top))
+    for item, image in read:
+        if isinstance(image, Tensor):
+            yield next(named)
+        else:
+            yield Failure(item.file, str(image).removeprefix(f"{item.file}: ").removeprefix("image: "))
+
+
+def compute(classifier: Classifier, images: Tensor) -> Tensor:
+    """Return the probabilities of a batch; one that does not fit into the device's memory is halved."""
+    try:
+        return classifier.probabilities(images)
+    except torch.OutOfMemoryError:
+        if len(images) == 1:
+            raise
+    half = len(images) // 2
+    return torch.cat([compute(classifier, part) for part in (images[:half], images[half:])])

@@ -1,0 +1,69 @@
+"""`vitreous predict`: from what the user named to what is written, and whether it went well."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vitreous import console
+from vitreous.errors import DataError
+from vitreous.predict.classifier import Classifier
+from vitreous.predict.inputs import find
+from vitreous.predict.output import CsvWriter, Finished, JsonWriter, TableWriter, Writer, fingerprint, resume
+from vitreous.predict.stream import Failure, predict_all
+
+Form = Literal["table", "json", "csv"]
+
+
+@dataclass
+class Counts:
+    """How many files were answered, and how many of them with an error."""
+
+    files: int = 0
+    failed: int = 0
+
+
+def predict_files(
+    classifier: Classifier,
+    paths: Sequence[str],
+    *,
+    form: Form = "table",
+    out: Path | None = None,
+    top: int = 5,
+    batch: int | None = None,
+    workers: int = 0,
+    strict: bool = False,
+) -> Counts:
+    """Predict every image of `paths`, write the answers; raise at the end if all failed (strict: any)."""
+    if top < 1:
+        raise DataError(f"--top {top} is no number of labels: use 1 or more")
+    counts = Counts()
+    writer, finished = _writer(classifier, form, out, counts)
+    items = (item for item in find(paths) if item.file not in finished)
+    try:
+        for entry in predict_all(classifier, items, top=top, batch=batch, workers=workers):
+            writer.add(entry)
+            counts.files += 1
+            counts.failed += isinstance(entry, Failure)
+    finally:
+        writer.close()
+    if out is not None:
+        console.note(f"{counts.files:,} files in {out} ({len(finished):,} from an earlier run)")
+    if counts.failed and (strict or counts.failed == counts.files):
+        raise DataError(
+            f"{counts.failed:,} of {counts.files:,} files could not be read: the reasons are in the output"
+        )
+    if counts.failed:
+        console.warn(f"{counts.failed:,} of {counts.files:,} files could not be read")
+    return counts
+
+
+def _writer(classifier: Classifier, form: Form, out: Path | None, counts: Counts) -> tuple[Writer, Finished]:
+    if out is not None:
+        writer, finished, counts.failed = resume(out, fingerprint(classifier))
+        counts.files = len(finished)
+        return writer, finished
+    if form == "csv":
+        return CsvWriter(sys.stdout, fingerprint(classifier)), Finished()
+    return (JsonWriter() if form == "json" else TableWriter()), Finished()

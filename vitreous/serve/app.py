@@ -1,0 +1,279 @@
+"""The application: its routes, in the order in which a stranger would try them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Annotated, Any
+
+import torch
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from vitreous.inspection import position_similarity
+from vitreous.models.vit import VisionTransformer
+from vitreous.predict import Classifier
+from vitreous.serve import answers, bodies, looking
+from vitreous.serve.card import card
+from vitreous.serve.examples import examples
+from vitreous.serve.guard import FAILED, Guard, error_response
+from vitreous.serve.service import Service
+from vitreous.serve.settings import (
+    NOT_AN_IMAGE,
+    NOT_READY,
+    UNREADABLE,
+    Refusal,
+    Settings,
+)
+from vitreous.version import __version__
+
+IMAGE_PROBLEMS = (408, 413, 415, 422, 429, 503, 504)
+MESSAGES = {404: "there is nothing at this path", 405: "this path does not take that method"}
+Handler = Callable[..., Coroutine[Any, Any, Response]]
+
+
+def create_app(
+    classifier: Classifier,
+    name: str = "model",
+    settings: Settings | None = None,
+    give_up: Callable[[BaseException], None] | None = None,
+) -> ASGIApp:
+    """Return the ASGI application that serves one classifier; `give_up` is told if it can't warm up."""
+    settings = settings or Settings()
+    service = Service(classifier, name, settings)
+
+    def ended(warming: "asyncio.Task[None]") -> None:
+        if not warming.cancelled() and (error := warming.exception()) is not None and give_up is not None:
+            give_up(error)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        warming = asyncio.create_task(service.warm())
+        warming.add_done_callback(ended)
+        yield
+        if not warming.done():
+            warming.cancel()
+        service.close()
+
+    app = FastAPI(
+        title="vitreous",
+        version=__version__,
+        summary=f"Predictions and attention of {name}",
+        docs_url=None,  # FastAPI's pages load scripts from other hosts
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    _errors(app)
+    _state_routes(app, service)
+    _image_routes(app, service)
+    if isinstance(classifier.model, VisionTransformer) and classifier.model.config.frames is None:
+        _attention_routes(app, service, classifier.model)
+    _page_routes(app, service)
+    routes = {getattr(route, "path", "") for route in app.routes}
+    inner: ASGIApp = app
+    if settings.origins:
+        allowed = ["Authorization", "Content-Type", "X-Request-ID"]
+        inner = CORSMiddleware(
+            app, allow_origins=settings.origins, allow_methods=["GET", "POST"], allow_headers=allowed
+        )
+    return Guard(inner, settings, service.meters, routes)
+
+
+def _errors(app: FastAPI) -> None:
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)
+        return error_response(error, request.state.request_id)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        names = sorted({str(each["loc"][-1]) for each in error.errors()})
+        message = f"out of range or malformed: {', '.join(names)}; /openapi.json has what is allowed"
+        return error_response(Refusal(422, "invalid", message), request.state.request_id)
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = MESSAGES.get(error.status_code, "the request can't be answered")
+        refusal = Refusal(error.status_code, "not_found", message, error.headers)
+        return error_response(refusal, request.state.request_id)
+
+    async def failed(request: Request, _: Exception) -> Response:
+        return error_response(FAILED, request.state.request_id)  # raised again then, and logged by the guard
+
+    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(Exception, failed)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, unknown)
+
+
+def _state_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/healthz", response_model=answers.Health, responses=answers.problems())
+    async def healthz() -> Response:
+        """Say that the process lives."""
+        return _json({"status": "alive"})
+
+    @app.get("/readyz", response_model=answers.Health, responses=answers.problems(503))
+    async def readyz() -> Response:
+        """Say whether the model is warm and requests are taken."""
+        if not service.ready:
+            raise NOT_READY
+        return _json({"status": "ready"})
+
+    @app.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **answers.problems()})
+    async def metrics() -> Response:
+        """Tell Prometheus."""
+        return Response(service.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/model", responses=answers.problems())
+    async def model() -> Response:
+        """Return the model's card: architecture, classes, preprocessing, measured results."""
+        return _json(card(service.classifier, service.name, service.settings))
+
+
+def _image_routes(app: FastAPI, service: Service) -> None:
+    most = max(1, len(service.classifier.labels))
+
+    @app.post(
+        "/predict",
+        response_model=answers.Answers,
+        responses=answers.problems(*IMAGE_PROBLEMS),
+        openapi_extra=answers.IMAGES,
+    )
+    async def predict(request: Request, top: Annotated[int, Query(ge=1, le=most)] = min(5, most)) -> Response:
+        """Label one image (the body) or several (a form); a bad one fails alone."""
+        async with service.request(request) as pictures:
+            if len(pictures) == 1:
+                return _json({"predictions": [await _counted(service, service.answer(pictures[0], top))]})
+            tasks = (_or_refusal(_counted(service, service.answer(each, top))) for each in pictures)
+            found = await asyncio.gather(*tasks)
+        entries = [
+            {"file": picture.file, "error": each.code} if isinstance(each, Refusal) else each
+            for picture, each in zip(pictures, found, strict=True)
+        ]
+        refusals = [each for each in found if isinstance(each, Refusal)]
+        if len(refusals) < len(found):
+            return _json({"predictions": entries})
+        worst = NOT_AN_IMAGE if all(each is NOT_AN_IMAGE for each in refusals) else UNREADABLE
+        raise Refusal(worst.status, worst.code, worst.message, predictions=entries)
+
+    @app.post(
+        "/preprocess",
+        responses={200: {"content": {"image/png": {}}}, **answers.problems(*IMAGE_PROBLEMS)},
+        response_class=Response,
+        openapi_extra=answers.IMAGES,
+    )
+    async def preprocess(request: Request) -> Response:
+        """Return what the model sees of an image, as PNG: resized and cropped, not yet normalised."""
+        async with service.request(request, images=1) as (picture,):
+            data = bodies.checked(picture.data)
+            seen = await asyncio.get_running_loop().run_in_executor(service.decoders, service.seen, data)
+        return Response(seen, media_type="image/png")
+
+
+def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) -> None:
+    config = model.config
+    Layer = Annotated[int, Query(ge=-config.depth, lt=config.depth, description="Negative: from the last.")]
+    Head = Annotated[str, Query(pattern=r"^(mean|all|[0-9]{1,3})$", description="mean, all, or a number.")]
+    Patch = Annotated[
+        str | None,
+        Query(pattern=r"^(class|mean|all|[0-9]{1,5})$", description="class, mean, a number, or all."),
+    ]
+    kinds = {200: {"content": {"application/json": {}, "application/octet-stream": {}}}}
+
+    @app.post(
+        "/attention",
+        response_model=answers.Maps,
+        responses={**kinds, **answers.problems(*IMAGE_PROBLEMS)},
+        openapi_extra=answers.IMAGES,
+    )
+    async def attention(
+        request: Request,
+        kind: looking.Kind = "attention",
+        layer: Layer = -1,  # type: ignore[valid-type]
+        head: Head = "mean",  # type: ignore[valid-type]
+        patch: Patch = None,  # type: ignore[valid-type]
+    ) -> Response:
+        """Return where one image's tokens look: maps of a layer and head from a patch or the class token.
+
+        `kind=rollout` multiplies the layers up to `layer`. `patch=all` gives every token's row at once, as
+        little-endian half floats; the header X-Shape has its shape (heads, tokens, tokens).
+        """
+        number = layer % config.depth
+        async with service.request(request, images=1) as (picture,):
+            image = await service.read(picture.data)
+            found = await service.batcher.aside(lambda: looking.links(model, image, kind, number))
+        if patch == "all":
+            if head == "mean":
+                found = found.mean(0, keepdim=True)
+            shape = ",".join(map(str, found.shape))
+            return Response(
+                looking.packed(found), headers={"X-Shape": shape}, media_type="application/octet-stream"
+            )
+        default = "class" if config.class_token else "mean"
+        rows = looking.choose(found, config, "all" if kind == "rollout" else head, patch or default)
+        return _json({"kind": kind, "layer": number, "grid": config.grid, **looking.maps(rows, config)})
+
+    @app.get(
+        "/positions",
+        responses={200: {"content": {"application/octet-stream": {}}}, **answers.problems(404)},
+        response_class=Response,
+    )
+    async def positions() -> Response:
+        """Return how alike the position embeddings of any two patches are, as little-endian half floats."""
+        similarity = position_similarity(model)
+        if similarity is None:
+            raise Refusal(404, "no_positions", "this model does not know where its patches are")
+        found = torch.from_numpy(similarity.values).reshape(config.patches, config.patches)
+        shape = ",".join(map(str, found.shape))
+        return Response(
+            looking.packed(found), headers={"X-Shape": shape}, media_type="application/octet-stream"
+        )
+
+
+def _page_routes(app: FastAPI, service: Service) -> None:
+    page = resources.files("vitreous.serve") / "web"
+    index = (page / "index.html").read_bytes()
+    preprocessing = service.classifier.preprocess.preprocessing
+
+    @app.get("/", include_in_schema=False)
+    async def explorer() -> Response:
+        return Response(index, media_type="text/html; charset=utf-8", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/examples", include_in_schema=False)
+    async def example_names() -> Response:
+        return _json(list(examples(preprocessing.channels, preprocessing.image_size)))
+
+    @app.get("/examples/{name}", include_in_schema=False)
+    async def example(name: str) -> Response:
+        found = examples(preprocessing.channels, preprocessing.image_size).get(name)
+        if found is None:
+            raise HTTPException(404)
+        return Response(found[1], media_type=found[0])
+
+    app.mount("/web", StaticFiles(directory=str(page)), name="web")
+
+
+async def _counted(service: Service, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    try:
+        found = await answer
+    except Refusal as refusal:
+        service.meters.images.labels(refusal.code).inc()
+        raise
+    service.meters.images.labels("answered").inc()
+    return found
+
+
+async def _or_refusal(answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any] | Refusal:
+    try:
+        return await answer
+    except Refusal as refusal:
+        return refusal
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, ensure_ascii=False), media_type="application/json")

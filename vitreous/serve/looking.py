@@ -1,0 +1,67 @@
+"""What the explorer page looks at: attention, rollout and positions, as arrays for one image.
+
+Letters: N tokens, H heads; tokens are the prefix (class, distillation, registers), then the patches.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitreous.inspection import iterate_attention
+from vitreous.inspection.relevance import fuse
+from vitreous.models.architecture import ViTConfig
+from vitreous.models.vit import VisionTransformer
+from vitreous.serve.settings import Refusal
+
+Kind = Literal["attention", "rollout"]
+
+
+@torch.inference_mode()
+def links(model: VisionTransformer, image: Tensor, kind: Kind, layer: int) -> Tensor:
+    """Return which token looks at which: a layer's heads (H, N, N), or (1, N, N) rolled out up to it."""
+    images = image[None].to(next(model.parameters()).device)
+    reached: Tensor | None = None
+    for index, attention in enumerate(iterate_attention(model, images)):
+        if kind == "rollout":
+            link = fuse(attention)[0]
+            reached = link if reached is None else link @ reached
+        if index == layer:
+            return (attention[0] if reached is None else reached[None]).float().cpu()
+    raise AssertionError("the layer was checked against the depth")
+
+
+def choose(found: Tensor, config: ViTConfig, head: str, patch: str) -> Tensor:
+    """Return the rows (heads, N) that are asked for: `mean`, `all` or a head; `class`, `mean` or a patch."""
+    if head == "mean":
+        found = found.mean(0, keepdim=True)
+    elif head != "all":
+        if int(head) >= len(found):
+            raise Refusal(422, "no_such_head", f"head must be mean, all, or 0 to {len(found) - 1}")
+        found = found[int(head)][None]
+    if patch == "class":
+        if not config.class_token:
+            raise Refusal(
+                422, "no_class_token", "this model has no class token: ask for patch=mean or a patch"
+            )
+        return found[:, 0]
+    if patch == "mean":
+        return found[:, config.prefix :].mean(1)
+    if int(patch) >= config.patches:
+        raise Refusal(422, "no_such_patch", f"patch must be class, mean, or 0 to {config.patches - 1}")
+    return found[:, config.prefix + int(patch)]
+
+
+def maps(rows: Tensor, config: ViTConfig) -> dict[str, Any]:
+    """Return rows (heads, N) as JSON: a map over the grid for each head, and what the prefix gets."""
+    height, width = config.grid
+    patches = rows[:, config.prefix :].reshape(-1, height, width)
+    return {
+        "maps": [[[round(value, 6) for value in line] for line in each] for each in patches.tolist()],
+        "prefix": [[round(value, 6) for value in each] for each in rows[:, : config.prefix].tolist()],
+    }
+
+
+def packed(values: Tensor) -> bytes:
+    """Return values as little-endian half floats: a third of the size of their digits."""
+    return values.half().numpy().astype("<f2").tobytes()

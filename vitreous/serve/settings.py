@@ -1,0 +1,69 @@
+"""What an operator can set on the server, and the refusals that requests can meet. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The server's limits and doors; the defaults are for one machine's own use."""
+
+    max_body: int = 16 * MEBIBYTE
+    """Bytes of one request."""
+    max_pixels: int = 25_000_000
+    """Pixels of one image, known from its header before it is decoded."""
+    max_images: int = 32
+    """Images of one request."""
+    queue: int = 256
+    """Images that are being received, waiting or computed at once; beyond that requests get 429."""
+    queue_bytes: int = 256 * MEBIBYTE
+    """Bytes of requests that are held at once; beyond that requests get 429."""
+    max_batch: int = 64
+    """Images computed at once at most; the warm-up finds how many pay on this device."""
+    deadline: float = 10.0
+    """Seconds from a request's first byte to its answer."""
+    hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
+    """Values of the Host header that are answered, without port; `*` answers all."""
+    origins: tuple[str, ...] = ()
+    """Other sites whose pages may use the server (CORS)."""
+    token: str | None = field(default=None, repr=False)
+    """Where set, requests must carry `Authorization: Bearer TOKEN`."""
+
+
+class Refusal(Exception):
+    """A request that is answered with an error: its status, a fixed word and a fixed sentence."""
+
+    def __init__(
+        self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None, **extra: Any
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+        self.headers, self.extra = dict(headers or {}), extra
+
+
+def too_large(limit: int) -> Refusal:
+    """Return the refusal of a body over the limit; the connection is closed, as the rest is not read."""
+    message = f"the request is larger than {limit} bytes"
+    return Refusal(413, "too_large", message, {"Connection": "close"})
+
+
+def overloaded(seconds: float) -> Refusal:
+    """Return the refusal of a request that could not be answered in time."""
+    wait = str(max(1, min(60, round(seconds + 0.5))))
+    return Refusal(429, "overloaded", "the server is busy: try again later", {"Retry-After": wait})
+
+
+NOT_READY = Refusal(503, "not_ready", "the model is warming up: try again soon", {"Retry-After": "1"})
+TOO_LATE = Refusal(504, "too_late", "the deadline passed before the answer was ready")
+TOO_SLOW = Refusal(408, "too_slow", "the request did not arrive in time", {"Connection": "close"})
+NOT_AN_IMAGE = Refusal(
+    415, "not_an_image", "no image of a known format was sent: JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF"
+)
+UNREADABLE = Refusal(
+    422,
+    "unreadable_image",
+    "the image is damaged, has too many pixels, or a size that this model does not take",
+)

@@ -1,0 +1,121 @@
+"""Running the server: its socket, its signals, and the one line that says where it is."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from vitreous import console
+from vitreous.errors import VitreousError
+from vitreous.predict import Classifier
+from vitreous.serve.app import create_app
+from vitreous.serve.settings import MEBIBYTE, Settings
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter's lock: at 5 ms the model would wait for the event loop."""
+BACKLOG = 2048
+
+
+def serve(classifier: Classifier, name: str, host: str, port: int, settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT; then finish the requests that are inside, and return."""
+    sys.setswitchinterval(SWITCH_SECONDS)
+    listener = listen(host, port)
+    failures: list[BaseException] = []
+
+    def give_up(error: BaseException) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    config = uvicorn.Config(
+        create_app(classifier, name, settings, give_up),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(settings.deadline) + 1,
+        ws="none",
+    )
+    shown = f"[{host}]" if ":" in host else host
+    console.note(
+        f"vitreous serves {name} at http://{shown}:{listener.getsockname()[1]}/ (stop it with Ctrl-C)"
+    )
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        console.warn(
+            f"others can reach this server; it answers to {', '.join(settings.hosts)} (--allow-host)"
+        )
+        if settings.token is None:
+            console.warn("anybody who reaches it can use it: set a token with --token-file")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn raises it again when all is done: we exit with 0
+    server = uvicorn.Server(config)
+    asyncio.run(server.serve(sockets=[listener]))
+    if failures:
+        raise failures[0]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket, or say what is wrong with the address."""
+    if not 0 <= port <= 65535:
+        raise VitreousError(f"port {port} does not exist: use 1 to 65535, or 0 for any free one")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise VitreousError(
+            f"can't listen on {host} port {port}: {reason}; choose another with --port"
+        ) from None
+    # asyncio sets this only on sockets that say TCP by name; without it every answer waits 40 ms for Nagle.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def settings(
+    *,
+    host: str = "127.0.0.1",
+    allow_host: tuple[str, ...] = (),
+    allow_origin: tuple[str, ...] = (),
+    token_file: Path | None = None,
+    deadline: float = Settings.deadline,
+    queue: int = Settings.queue,
+    max_batch: int = Settings.max_batch,
+    max_body_mib: float = Settings.max_body / MEBIBYTE,
+    max_pixels: int = Settings.max_pixels,
+) -> Settings:
+    """Return the settings that the command line names, or say which of them can't be."""
+    given = {"--deadline": deadline, "--queue": queue, "--max-batch": max_batch}
+    given |= {"--max-body-mib": max_body_mib, "--max-pixels": max_pixels}
+    for flag, value in given.items():
+        if not 0 < value < float("inf"):
+            raise VitreousError(f"{flag} {value} is out of range: give a number above 0")
+    for origin in allow_origin:
+        if not origin.startswith(("http://", "https://")) or origin.endswith("/"):
+            raise VitreousError(f"--allow-origin {origin!r} is no origin: write it as https://example.org")
+    address = () if host in ("0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)
+    return Settings(
+        deadline=deadline,
+        queue=queue,
+        max_batch=max_batch,
+        max_body=int(max_body_mib * MEBIBYTE),
+        max_pixels=max_pixels,
+        hosts=tuple(dict.fromkeys((*Settings.hosts, *address, *allow_host))),
+        origins=tuple(origin.lower() for origin in allow_origin),
+        token=read_token(token_file, os.environ.get("VITREOUS_TOKEN")),
+    )
+
+
+def read_token(path: Path | None, given: str | None) -> str | None:
+    """Return the token from its file or the environment; never from the command line, which others see."""
+    if path is not None:
+        try:
+            given = path.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise VitreousError(f"token file {path}: {error.strerror or error}") from None
+    if given is not None and not (len(given) >= 16 and given.isascii() and given.isprintable()):
+        raise VitreousError("the token must have 16 or more printable ASCII characters: openssl rand -hex 32")
+    return given

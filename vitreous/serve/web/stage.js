@@ -1,0 +1,152 @@
+// One image on the page: what the model sees of it, its predictions, and a map over its patches.
+
+import * as api from "./api.js";
+import { drawFrame, drawGrid, drawMap } from "./heatmap.js";
+
+const LONGEST = 672;
+const MOST_VALUES = 8_000_000; // of one layer that is fetched whole; beyond, rows are fetched one by one
+
+export class Stage {
+  constructor(name, model, events) {
+    const copy = document.getElementById("stage-template").content.cloneNode(true);
+    this.element = copy.querySelector(".stage");
+    this.canvas = copy.querySelector("canvas");
+    this.status = copy.querySelector(".status");
+    this.list = copy.querySelector(".predictions");
+    this.model = model;
+    this.events = events;
+    this.name = name;
+    this.image = null; // the encoded file, as the server gets it
+    this.seen = null; // the pixels that the model sees
+    this.cache = new Map();
+    this.turn = 0;
+    copy.querySelector("h2").textContent = `Image ${name}`;
+    const [height, width] = model.preprocessing.image_size;
+    const scale = LONGEST / Math.max(height, width);
+    [this.canvas.width, this.canvas.height] = [Math.round(width * scale), Math.round(height * scale)];
+    this.canvas.setAttribute("aria-label", `Image ${name}: nothing yet`);
+    this.#listen(copy.querySelector("input"));
+    document.getElementById("stages").append(copy);
+    this.draw(null);
+  }
+
+  #listen(input) {
+    input.addEventListener("change", () => {
+      if (input.files[0]) this.show(input.files[0]);
+      input.value = "";
+    });
+    this.element.addEventListener("pointerdown", () => this.events.activate(this));
+    this.element.addEventListener("focusin", () => this.events.activate(this));
+    if (!this.model.attention) return;
+    this.canvas.addEventListener("pointermove", (event) => this.events.hover(this.#patchAt(event)));
+    this.canvas.addEventListener("pointerleave", () => this.events.hover(null));
+    this.canvas.addEventListener("click", (event) => this.events.choose(this.#patchAt(event)));
+    this.canvas.addEventListener("keydown", (event) => this.events.key(event));
+  }
+
+  #patchAt(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [rows, columns] = this.model.attention.grid;
+    const column = Math.floor(((event.clientX - box.left) / box.width) * columns);
+    const row = Math.floor(((event.clientY - box.top) / box.height) * rows);
+    return Math.min(rows - 1, Math.max(0, row)) * columns + Math.min(columns - 1, Math.max(0, column));
+  }
+
+  /** Take a new image: ask for its predictions and for what the model sees. */
+  async show(image) {
+    const turn = ++this.turn;
+    this.status.textContent = "Working…";
+    this.events.problem(null);
+    try {
+      const [prediction, seen] = await Promise.all([api.predict(image), api.preprocess(image)]);
+      const bitmap = await createImageBitmap(seen);
+      if (turn !== this.turn) return;
+      [this.image, this.seen] = [image, bitmap];
+      this.cache.clear();
+      this.status.textContent = "";
+      this.#list(prediction);
+      this.events.changed();
+    } catch (error) {
+      if (turn !== this.turn) return;
+      this.status.textContent = this.image ? "The image before stays." : "";
+      this.events.problem(error);
+    }
+  }
+
+  #list(prediction) {
+    const rows = prediction.top.map(({ label, probability }) => {
+      const row = document.createElement("li");
+      const share = `${(100 * probability).toFixed(1)} %`;
+      row.append(part("span", "name", label), part("span", "share", share));
+      const track = part("div", "track", "");
+      const bar = part("div", "bar", "");
+      bar.style.width = `${100 * probability}%`;
+      track.append(bar);
+      row.append(track);
+      return row;
+    });
+    this.list.replaceChildren(...rows);
+    if (prediction.label === null) {
+      const below = `No label: the best is below the model's threshold of ${100 * this.model.abstain} %.`;
+      this.status.textContent = below;
+    }
+    const label = prediction.label ?? "no label";
+    this.canvas.setAttribute("aria-label", `Image ${this.name}: ${label}. Arrow keys move the chosen patch.`);
+  }
+
+  /** Return the map of every head (heads × patches) for a question, from memory where it is there. */
+  async maps(kind, layer, query) {
+    const { heads, grid, prefix } = this.model.attention;
+    const patches = grid[0] * grid[1];
+    const tokens = prefix + patches;
+    const whole = (kind === "rollout" ? 1 : heads) * tokens * tokens <= MOST_VALUES;
+    const key = `${kind} ${layer}${whole ? "" : ` ${query}`}`;
+    if (!this.cache.has(key)) {
+      const asked = whole
+        ? api.allRows(this.image, kind, layer)
+        : api.oneRow(this.image, kind, layer, query);
+      asked.catch(() => this.cache.delete(key));
+      if (this.cache.size > 24) this.cache.delete(this.cache.keys().next().value);
+      this.cache.set(key, asked);
+    }
+    const found = await this.cache.get(key);
+    if (!whole) return found;
+    return Array.from({ length: found.shape[0] }, (_, head) => rowOf(found, head, query, prefix, patches));
+  }
+
+  /** Draw the image, and a map over it if there is one; return the map's largest value. */
+  draw(values, { frame = null } = {}) {
+    const context = this.canvas.getContext("2d");
+    context.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    const grid = this.model.attention?.grid;
+    let most = null;
+    if (this.seen) {
+      context.imageSmoothingEnabled = this.seen.width > 64;
+      context.drawImage(this.seen, 0, 0, this.canvas.width, this.canvas.height);
+      if (values) most = drawMap(this.canvas, values, grid, { over: true });
+    }
+    if (grid) drawGrid(this.canvas, grid);
+    if (grid && this.seen && frame !== null) drawFrame(this.canvas, grid, frame);
+    return most;
+  }
+}
+
+function rowOf(found, head, query, prefix, patches) {
+  const tokens = found.shape[2];
+  const row = (token) => {
+    const start = (head * tokens + token) * tokens + prefix;
+    return found.data.subarray(start, start + patches);
+  };
+  if (query === "class") return row(0);
+  if (query !== "mean") return row(prefix + query);
+  const sum = new Float32Array(patches);
+  for (let token = prefix; token < tokens; token++) row(token).forEach((value, i) => { sum[i] += value / patches; });
+  return sum;
+}
+
+function part(kind, name, text) {
+  const element = document.createElement(kind);
+  element.className = name;
+  element.textContent = text; // never markup: names of classes come from files
+  return element;
+}
