@@ -242,7 +242,7 @@ def _gallery(looked: Looked) -> Gallery:
 
 
 def _title(looked: Looked) -> str:
-    return f"{looked.top[0][0]} {looked.top[0][1]:.0%}" if looked.top else Path(looked.name).name
+    return f"{looked.top[0][0]} ({looked.top[0][1]:.0%})" if looked.top else Path(looked.name).name
 
 
 def numbers(found: Findings, other: str = "") -> dict[str, Any]:
