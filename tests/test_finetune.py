@@ -65,4 +65,5 @@ def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="expected full, head, lora"):
         options = FinetuneConfig(out=str(tmp_path / "run"), tune="some", epochs=1, device="cpu")
         finetune.finetune(str(digits_file), "digits", options)
+    assert not (tmp_path / "run").exists()
     assert cli.main(["finetune", "nothing.safetensors", "digits", "--out", str(tmp_path / "x")]) == 1

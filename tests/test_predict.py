@@ -204,7 +204,7 @@ def test_exit_status_says_how_it_went(sealed: str, folder: Path, capsys: pytest.
     assert cli.main(["predict", sealed, str(folder), "--json", "--csv"]) == 1
     assert "exclude each other" in capsys.readouterr().err
     assert cli.main(["predict", sealed, str(folder), "--device", "abacus"]) == 1
-    assert "device 'abacus' can't be used here" in capsys.readouterr().err
+    assert "unknown device 'abacus'" in capsys.readouterr().err
 
 
 def test_out_goes_on_where_a_kill_stopped_it(sealed: str, folder: Path, tmp_path: Path) -> None:
@@ -257,20 +257,20 @@ def test_only_new_files_are_predicted_again(
 
 
 def test_memory_does_not_grow_with_the_number_of_files(digits: predict.Classifier) -> None:
-    """Twenty thousand files: of none of them may anything be kept."""
+    """Eight thousand files: of none of them may anything be kept."""
     image = io.BytesIO()
     Image.new("L", (8, 8)).save(image, "PNG")
-    data, count = image.getvalue(), 20_000
+    data, count = image.getvalue(), 8_000
     made = (inputs.Item(f"a/rather/long/name/of/a/file/{row:09d}.png", data=data) for row in range(count))
     index = early = 0
     tracemalloc.start()
     for index, _ in enumerate(stream.predict_all(digits, made, batch=64, workers=2)):
-        if index == 2_000:
+        if index == 1_000:
             tracemalloc.reset_peak()
             early = tracemalloc.get_traced_memory()[0]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert index == count - 1 and peak - early < 1_000_000
+    assert index == count - 1 and peak - early < 500_000
 
 
 def test_a_batch_that_does_not_fit_is_halved(
@@ -307,7 +307,7 @@ def test_calibration_and_abstention_come_from_the_sealed_file(
     cautious = predict.Classifier(digits.model, digits.preprocess, digits.labels, about)
     sealed = str(cautious.save(tmp_path / "cautious.safetensors"))
     status, (row,) = run_json(capsys, sealed, str(file))
-    logits = digits.model(digits.read(file)[None])
+    logits = digits.model(digits.read(file)[None]).detach()
     assert status == 0 and row["label"] is None
     assert row["probability"] == pytest.approx(float((logits / 3).softmax(-1).max()), abs=1e-6)
     assert row["top"][0]["label"] == digits.predict(file)[0].label

@@ -167,10 +167,10 @@ def test_markdown_of_a_card() -> None:
     )
 
 
-def test_report_of_a_run_from_its_folder(tmp_path: Path, digits: Path) -> None:
+def test_report_of_a_run_from_its_folder(tmp_path: Path, digits_file: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    shutil.copy(digits, folder / "best.safetensors")
+    shutil.copy(digits_file, folder / "best.safetensors")
     rows = [{"step": i, "split": "train", "loss": 1 / i, "accuracy": i / 9} for i in range(1, 9)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9, "lo')
     (folder / "config.json").write_text(json.dumps({"command": "vitreous train", "data": "digits"}))
@@ -185,7 +185,9 @@ def test_report_of_a_run_from_its_folder(tmp_path: Path, digits: Path) -> None:
     built = report.from_run(folder)
     data = open_data("digits").splits["test"]
     assert built.confusion.sum() == len(data) == built.reliability.count.sum()
-    guesses = [prediction.label for prediction in load(digits).predict([data.read(i, 1) for i in range(40)])]
+    guesses = [
+        prediction.label for prediction in load(digits_file).predict([data.read(i, 1) for i in range(40)])
+    ]
     wrong = [i for i, guess in enumerate(guesses) if guess != str(data.targets[i])]
     assert built.confusion.trace() / len(data) > 0.8 and len(wrong) < 15
     assert all(
@@ -196,11 +198,11 @@ def test_report_of_a_run_from_its_folder(tmp_path: Path, digits: Path) -> None:
 
 
 def test_report_of_a_run_whose_data_has_moved(
-    tmp_path: Path, digits: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, digits_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    shutil.copy(digits, folder / "best.safetensors")
+    shutil.copy(digits_file, folder / "best.safetensors")
     (folder / "config.json").write_text(json.dumps({"data": str(tmp_path / "gone")}))
     (folder / "results.json").write_text("{ not json")
     built = report.from_run(folder)
@@ -209,9 +211,9 @@ def test_report_of_a_run_whose_data_has_moved(
     assert "results.json left out" in capsys.readouterr().err
 
 
-def test_report_of_an_evaluation(tmp_path: Path, digits: Path) -> None:
+def test_report_of_an_evaluation(tmp_path: Path, digits_file: Path) -> None:
     out = tmp_path / "evaluation"
-    assert cli.main(["evaluate", str(digits), "digits", "--out", str(out)]) == 0
+    assert cli.main(["evaluate", str(digits_file), "digits", "--out", str(out)]) == 0
     document = json.loads((out / "evaluation.json").read_text())
     page = (out / "report.html").read_text()
     assert f"{document['accuracy']:.2%}" in page and "Worst mistakes" in page and "data:image/png" in page

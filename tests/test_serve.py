@@ -521,3 +521,21 @@ def test_answers_agree_with_a_loaded_checkpoint(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert httpx.get(f"{process.url}/model").json()["labels"] == [str(digit) for digit in range(10)]
+
+
+def test_a_model_that_cannot_be_warmed_ends_the_server(
+    digits: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Classifier, images: Any) -> Any:
+        raise VitreousError("the device is gone")
+
+    monkeypatch.setattr(Classifier, "probabilities", broken)
+    failures: list[BaseException] = []
+    app = create_app(digits, "digits", Settings(hosts=("testserver",)), failures.append)
+    with TestClient(app) as made:
+        until = time.monotonic() + 20
+        while not failures:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert made.get("/readyz").status_code == 503
+    assert str(failures[0]) == "the device is gone"

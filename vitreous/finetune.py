@@ -7,7 +7,7 @@ often at a higher resolution with positions interpolated in 2D.
 from dataclasses import fields, replace
 from typing import Any
 
-from vitreous import console
+from vitreous import console, tuning
 from vitreous.config import FinetuneConfig, TrainConfig
 from vitreous.data import open_data
 from vitreous.models import adapt
@@ -47,6 +47,7 @@ PARTS = {
 
 def finetune(source: str, data: str, options: FinetuneConfig) -> Result:
     """Fit the model at `source` to the data, or go on with a run that was stopped."""
+    tuning.parse(options.tune)  # before anything is read or written
     dataset = open_data(data, data_root=options.data_root, seed=options.seed)
     images = len(dataset.splits["train"]) if "train" in dataset.splits else 0
     options = with_recipe(options, images)

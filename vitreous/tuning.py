@@ -60,17 +60,21 @@ class Beginning:
     tune: str
 
 
+def parse(tune: str) -> tuple[str, int | None]:
+    """Read `full`, `head`, `last:N`, `lora` or `lora:RANK`: the kind, and the number where there is one."""
+    match = re.fullmatch(r"(full|head|lora|lora:[1-9]\d*|last:[1-9]\d*)", tune)
+    if match is None:
+        raise ModelError(f"unknown way to tune {tune!r}: expected full, head, lora, lora:RANK or last:N")
+    kind, _, number = tune.partition(":")
+    return kind, int(number) if number else None
+
+
 def apply(model: Model, tune: str) -> str:
     """Freeze what does not learn, add what does, and return a sentence that says so.
 
     `tune` is `full`, `head`, `last:N` (the head and the last N blocks), `lora` or `lora:RANK`.
     """
-    match = re.fullmatch(r"(full|head|lora|last)(?::(\d+))?", tune)
-    if match is None or (match[1] == "last") != (match[1] == "last" and match[2] is not None):
-        raise ModelError(f"unknown way to tune {tune!r}: expected full, head, lora, lora:RANK or last:N")
-    kind, number = match[1], int(match[2]) if match[2] else None
-    if number is not None and kind in ("full", "head") or number == 0:
-        raise ModelError(f"{tune!r}: a number of at least 1 goes with last or lora")
+    kind, number = parse(tune)
     if kind != "full":
         if kind in ("last", "lora") and isinstance(model, ResNet):
             raise ModelError(f"a ResNet is tuned full or by its head, not {tune}")

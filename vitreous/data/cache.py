@@ -68,7 +68,7 @@ class ImageCache:
         """Learn what other processes have added."""
         self._own()
         self._refreshed = time.monotonic()
-        for index in self.folder.glob("*.index"):
+        for index in sorted(self.folder.glob("*.index"), key=_age):  # of two entries the newer one holds
             self._read_index(index)
         self._total = _total(self.root)
         if self.limit is None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous import checkpoint, console, layouts
+from vitreous import checkpoint, console, layouts, parallel
 from vitreous.config import Preprocessing
 from vitreous.data.augment import EvaluationTransform
 from vitreous.data.decode import decode
@@ -161,7 +161,7 @@ def load(
         device: Where to put the model; `auto` takes a GPU where there is one.
         verify: Compare a sealed file's tensors with their checksums.
     """
-    place = _place(device)
+    place = parallel.choose_device(str(device))
     weights, origin = _read(source, heads=heads, image_size=image_size, verify=verify)
     model = build(weights).float()
     names = weights.labels or _names(weights, origin)
@@ -186,18 +186,6 @@ def load(
         labels=names,
         about=weights.about,
     )
-
-
-def _place(device: str | torch.device) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):  # torch raises either for what is not there
-        raise ModelError(
-            f"device {str(device)!r} can't be used here: use auto, cpu, cuda, cuda:N or mps"
-        ) from None
-    return torch.device(device)
 
 
 def _read(

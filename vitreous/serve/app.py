@@ -1,148 +1,61 @@
 """The application: its routes, in the order in which a stranger would try them."""
 
 import asyncio
-import io
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Annotated, Any
 
+import torch
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.staticfiles import StaticFiles
-from PIL import Image
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
-from torch import Tensor
 
-from vitreous.data.decode import decode
-from vitreous.errors import DataError
+from vitreous.inspection import position_similarity
 from vitreous.models.vit import VisionTransformer
 from vitreous.predict import Classifier
 from vitreous.serve import answers, bodies, looking
-from vitreous.serve.batcher import Batcher, Door
 from vitreous.serve.card import card
 from vitreous.serve.examples import examples
-from vitreous.serve.guard import FAILED, Guard, error_response, log
-from vitreous.serve.meters import Meters
+from vitreous.serve.guard import FAILED, Guard, error_response
+from vitreous.serve.service import Service
 from vitreous.serve.settings import (
     NOT_AN_IMAGE,
     NOT_READY,
-    TOO_LATE,
-    TOO_SLOW,
     UNREADABLE,
     Refusal,
     Settings,
 )
 from vitreous.version import __version__
 
-DECODERS = 2
 IMAGE_PROBLEMS = (408, 413, 415, 422, 429, 503, 504)
 MESSAGES = {404: "there is nothing at this path", 405: "this path does not take that method"}
 Handler = Callable[..., Coroutine[Any, Any, Response]]
 
 
-class Service:
-    """One classifier behind a door: from encoded images to answers."""
-
-    def __init__(self, classifier: Classifier, name: str, settings: Settings) -> None:
-        self.classifier, self.name, self.settings = classifier, name, settings
-        self.meters, self.door = Meters(), Door(settings)
-        self.meters.inside.set_function(lambda: self.door.images)
-        self.batcher = Batcher(classifier.probabilities, self.door, self.meters.batches.observe)
-        self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
-        self.ready, self.failure = False, None
-
-    async def warm(self) -> None:
-        """Measure the model, then take requests."""
-        preprocessing = self.classifier.preprocess.preprocessing
-        shape = (preprocessing.channels, *preprocessing.image_size)
-        await asyncio.to_thread(self.batcher.calibrate, shape, self.classifier.device)
-        self.batcher.start()
-        self.ready = True
-        self.meters.ready.set(1)
-        how = "on the event loop" if self.batcher.inline else "in a thread"
-        each = round(1000 * self.door.seconds_per_image, 3)
-        log("info", "ready", batch=self.batcher.max_batch, compute=how, milliseconds_per_image=each)
-
-    def close(self) -> None:
-        """Finish what is inside."""
-        self.ready = False
-        if self.batcher.loop is not None:
-            self.batcher.stop()
-        self.decoders.shutdown()
-
-    @asynccontextmanager
-    async def request(
-        self, request: Request, *, images: int | None = None
-    ) -> AsyncIterator[list[bodies.Picture]]:
-        """Let a request in, read its body, and hold its deadline until it is answered."""
-        if not self.ready:
-            raise NOT_READY
-        size = bodies.length(request, self.settings)
-        with self.door.entry(size) as entry:
-            late = TOO_SLOW
-            try:
-                async with asyncio.timeout(self.settings.deadline):
-                    pictures = await bodies.pictures(request, self.settings)
-                    if images is not None and len(pictures) > images:
-                        raise Refusal(422, "too_many", f"send {images} image")
-                    if len(pictures) > 1:
-                        entry.add(len(pictures) - 1, 0)
-                    late = TOO_LATE
-                    yield pictures
-            except TimeoutError:
-                raise late from None
-
-    async def read(self, data: bytes) -> Tensor:
-        """Decode and preprocess one image: tiny ones here, the others in a thread."""
-        bodies.checked(data)
-        if bodies.is_small(data):
-            return self._read(data)
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._read, data)
-
-    async def answer(self, picture: bodies.Picture, top: int) -> dict[str, Any]:
-        """Return the prediction for one image."""
-        row = await self.batcher.submit(await self.read(picture.data))
-        labels, abstain = self.classifier.labels, self.classifier.abstain
-        best = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:top]
-        scores = [{"label": labels[each], "probability": row[each]} for each in best]
-        label = labels[best[0]] if row[best[0]] >= abstain else None
-        return {"file": picture.file, "label": label, "probability": row[best[0]], "top": scores}
-
-    def seen(self, data: bytes) -> bytes:
-        """Return the pixels that the model sees, as PNG."""
-        try:
-            pixels = self.classifier.preprocess.pixels(self._decode(data))
-        except DataError:
-            raise UNREADABLE from None
-        held = io.BytesIO()
-        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(held, "PNG")
-        return held.getvalue()
-
-    def _read(self, data: bytes) -> Tensor:
-        try:
-            return self.classifier.preprocess(self._decode(data))
-        except DataError:
-            raise UNREADABLE from None
-
-    def _decode(self, data: bytes) -> Image.Image:
-        channels = self.classifier.preprocess.preprocessing.channels
-        return decode(data, channels, max_pixels=self.settings.max_pixels)
-
-
-def create_app(classifier: Classifier, name: str = "model", settings: Settings | None = None) -> ASGIApp:
-    """Return the ASGI application that serves one classifier."""
+def create_app(
+    classifier: Classifier,
+    name: str = "model",
+    settings: Settings | None = None,
+    give_up: Callable[[BaseException], None] | None = None,
+) -> ASGIApp:
+    """Return the ASGI application that serves one classifier; `give_up` is told if it can't warm up."""
     settings = settings or Settings()
     service = Service(classifier, name, settings)
+
+    def ended(warming: "asyncio.Task[None]") -> None:
+        if not warming.cancelled() and (error := warming.exception()) is not None and give_up is not None:
+            give_up(error)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         warming = asyncio.create_task(service.warm())
+        warming.add_done_callback(ended)
         yield
         if not warming.done():
             warming.cancel()
@@ -312,9 +225,10 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
     )
     async def positions() -> Response:
         """Return how alike the position embeddings of any two patches are, as little-endian half floats."""
-        found = looking.position_similarity(model)
-        if found is None:
-            raise Refusal(404, "no_positions", "this model adds no position embedding to its patches")
+        similarity = position_similarity(model)
+        if similarity is None:
+            raise Refusal(404, "no_positions", "this model does not know where its patches are")
+        found = torch.from_numpy(similarity.values).reshape(config.patches, config.patches)
         shape = ",".join(map(str, found.shape))
         return Response(
             looking.packed(found), headers={"X-Shape": shape}, media_type="application/octet-stream"

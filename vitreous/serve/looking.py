@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.inspection import iterate_attention
+from vitreous.inspection.relevance import fuse
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.vit import VisionTransformer
 from vitreous.serve.settings import Refusal
@@ -22,8 +23,8 @@ def links(model: VisionTransformer, image: Tensor, kind: Kind, layer: int) -> Te
     images = image[None].to(next(model.parameters()).device)
     reached: Tensor | None = None
     for index, attention in enumerate(iterate_attention(model, images)):
-        if kind == "rollout":  # arXiv 2005.00928: heads averaged, half of every link is the residual
-            link = (attention[0].mean(0) + torch.eye(attention.shape[-1], device=attention.device)) / 2
+        if kind == "rollout":
+            link = fuse(attention)[0]
             reached = link if reached is None else link @ reached
         if index == layer:
             return (attention[0] if reached is None else reached[None]).float().cpu()
@@ -59,25 +60,6 @@ def maps(rows: Tensor, config: ViTConfig) -> dict[str, Any]:
         "maps": [[[round(value, 6) for value in line] for line in each] for each in patches.tolist()],
         "prefix": [[round(value, 6) for value in each] for each in rows[:, : config.prefix].tolist()],
     }
-
-
-@torch.inference_mode()
-def position_similarity(model: VisionTransformer) -> Tensor | None:
-    """Return how alike the positions of any two patches are (n, n), by cosine; None where none are added."""
-    config = model.config
-    if config.positions == "learned":
-        places = model.pos_embed[0, config.placed_prefix :]
-    elif config.positions == "sincos2d":
-        places = model.grid_embed
-    elif config.positions == "learned2d":
-        height, width = config.grid
-        rows = model.pos_embed_y[0, :, None].expand(-1, width, -1)
-        columns = model.pos_embed_x[0, None].expand(height, -1, -1)
-        places = torch.cat([rows, columns], dim=-1).flatten(0, 1)
-    else:
-        return None
-    places = torch.nn.functional.normalize(places.float(), dim=-1)
-    return (places @ places.mT).cpu()
 
 
 def packed(values: Tensor) -> bytes:

@@ -24,8 +24,14 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
     """Serve until SIGTERM or SIGINT; then finish the requests that are inside, and return."""
     sys.setswitchinterval(SWITCH_SECONDS)
     listener = listen(host, port)
+    failures: list[BaseException] = []
+
+    def give_up(error: BaseException) -> None:
+        failures.append(error)
+        server.should_exit = True
+
     config = uvicorn.Config(
-        create_app(classifier, name, settings),
+        create_app(classifier, name, settings, give_up),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -46,7 +52,10 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
             console.warn("anybody who reaches it can use it: set a token with --token-file")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises it again when all is done: we exit with 0
-    asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
+    server = uvicorn.Server(config)
+    asyncio.run(server.serve(sockets=[listener]))
+    if failures:
+        raise failures[0]
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -22,7 +22,8 @@ def open_source(root: Path) -> Found:
             splits[split] = (images, labels)
     if not splits:
         raise DataError(f"{root}: no images found below it ({_expected()})")
-    if len({label for _, labels in splits.values() for label in labels if isinstance(label, str)}) < 2:
+    classes = {label for _, labels in splits.values() for label in labels if isinstance(label, str)}
+    if "train" in splits and len(classes) < 2:
         raise DataError(
             f"{root}: all images are of one class: put the images of each class into a folder of its own"
         )

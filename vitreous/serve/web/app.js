@@ -253,7 +253,7 @@ async function begin() {
   setUpAttention(model.attention);
   state.stages = [new Stage("A", model, events)];
   events.activate(state.stages[0]);
-  if (model.attention && ["learned", "learned2d", "sincos2d"].includes(model.attention.positions)) {
+  if (model.attention && model.attention.positions !== "none") {
     state.positions = await api.getPositions();
     $("positions").hidden = false;
   }

@@ -1,0 +1,112 @@
+"""One classifier behind a door: from encoded images to answers within a deadline. Knows of no route."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+from PIL import Image
+from starlette.requests import Request
+from torch import Tensor
+
+from vitreous.data.decode import decode
+from vitreous.errors import DataError
+from vitreous.predict import Classifier
+from vitreous.serve import bodies
+from vitreous.serve.batcher import Batcher, Door
+from vitreous.serve.guard import log
+from vitreous.serve.meters import Meters
+from vitreous.serve.settings import NOT_READY, TOO_LATE, TOO_SLOW, UNREADABLE, Refusal, Settings
+
+DECODERS = 2
+
+
+class Service:
+    """One classifier behind a door: from encoded images to answers."""
+
+    def __init__(self, classifier: Classifier, name: str, settings: Settings) -> None:
+        self.classifier, self.name, self.settings = classifier, name, settings
+        self.meters, self.door = Meters(), Door(settings)
+        self.meters.inside.set_function(lambda: self.door.images)
+        self.batcher = Batcher(classifier.probabilities, self.door, self.meters.batches.observe)
+        self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self.ready = False
+
+    async def warm(self) -> None:
+        """Measure the model, then take requests."""
+        preprocessing = self.classifier.preprocess.preprocessing
+        shape = (preprocessing.channels, *preprocessing.image_size)
+        await asyncio.to_thread(self.batcher.calibrate, shape, self.classifier.device)
+        self.batcher.start()
+        self.ready = True
+        self.meters.ready.set(1)
+        how = "on the event loop" if self.batcher.inline else "in a thread"
+        each = round(1000 * self.door.seconds_per_image, 3)
+        log("info", "ready", batch=self.batcher.max_batch, compute=how, milliseconds_per_image=each)
+
+    def close(self) -> None:
+        """Finish what is inside."""
+        self.ready = False
+        if self.batcher.loop is not None:
+            self.batcher.stop()
+        self.decoders.shutdown()
+
+    @asynccontextmanager
+    async def request(
+        self, request: Request, *, images: int | None = None
+    ) -> AsyncIterator[list[bodies.Picture]]:
+        """Let a request in, read its body, and hold its deadline until it is answered."""
+        if not self.ready:
+            raise NOT_READY
+        size = bodies.length(request, self.settings)
+        with self.door.entry(size) as entry:
+            late = TOO_SLOW
+            try:
+                async with asyncio.timeout(self.settings.deadline):
+                    pictures = await bodies.pictures(request, self.settings)
+                    if images is not None and len(pictures) > images:
+                        raise Refusal(422, "too_many", f"send {images} image")
+                    if len(pictures) > 1:
+                        entry.add(len(pictures) - 1, 0)
+                    late = TOO_LATE
+                    yield pictures
+            except TimeoutError:
+                raise late from None
+
+    async def read(self, data: bytes) -> Tensor:
+        """Decode and preprocess one image: tiny ones here, the others in a thread."""
+        bodies.checked(data)
+        if bodies.is_small(data):
+            return self._read(data)
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._read, data)
+
+    async def answer(self, picture: bodies.Picture, top: int) -> dict[str, Any]:
+        """Return the prediction for one image."""
+        row = await self.batcher.submit(await self.read(picture.data))
+        labels, abstain = self.classifier.labels, self.classifier.abstain
+        best = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:top]
+        scores = [{"label": labels[each], "probability": row[each]} for each in best]
+        label = labels[best[0]] if row[best[0]] >= abstain else None
+        return {"file": picture.file, "label": label, "probability": row[best[0]], "top": scores}
+
+    def seen(self, data: bytes) -> bytes:
+        """Return the pixels that the model sees, as PNG."""
+        try:
+            pixels = self.classifier.preprocess.pixels(self._decode(data))
+        except DataError:
+            raise UNREADABLE from None
+        held = io.BytesIO()
+        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(held, "PNG")
+        return held.getvalue()
+
+    def _read(self, data: bytes) -> Tensor:
+        try:
+            return self.classifier.preprocess(self._decode(data))
+        except DataError:
+            raise UNREADABLE from None
+
+    def _decode(self, data: bytes) -> Image.Image:
+        channels = self.classifier.preprocess.preprocessing.channels
+        return decode(data, channels, max_pixels=self.settings.max_pixels)
