@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -100,10 +101,11 @@ class Clock:
 
     def __init__(self, started: float, before: float, budget: float | None) -> None:
         self.started, self.before, self.budget = started, before, budget
-        self.training = self.judging = 0.0  # seconds of this start; of the longest evaluation
-        self.reserve = 0.0
-        """Seconds to keep for what follows the last step."""
-        self.steps = 0
+        self.judging = 0.0
+        """Seconds of the latest evaluation."""
+        self.afterwards = 1.0
+        """What follows the last step, in evaluations like that."""
+        self._durations: deque[float] = deque(maxlen=100)  # of the latest steps: the first are slow
         self._mark = self._saved = time.monotonic()
 
     @property
@@ -114,12 +116,16 @@ class Clock:
     @property
     def late(self) -> bool:
         """Whether the time budget is used up."""
-        return self.budget is not None and self.seconds > MARGIN * self.budget - self.reserve
+        return self.budget is not None and self.seconds > MARGIN * self.budget - self._reserve
 
     @property
     def pace(self) -> float:
-        """Seconds a step."""
-        return self.training / max(1, self.steps)
+        """Seconds a step, over the latest ones."""
+        return sum(self._durations) / max(1, len(self._durations))
+
+    @property
+    def _reserve(self) -> float:
+        return self.judging * self.afterwards + 0.5
 
     def begin(self) -> None:
         """Start measuring a step, or something else that `step` or `judged` ends."""
@@ -128,12 +134,13 @@ class Clock:
     def step(self) -> None:
         """End a step, and begin the next."""
         now = time.monotonic()
-        self.training, self.steps, self._mark = self.training + now - self._mark, self.steps + 1, now
+        self._durations.append(now - self._mark)
+        self._mark = now
 
     def judged(self) -> None:
         """End an evaluation, and begin a step."""
         now = time.monotonic()
-        self.judging, self._mark = max(self.judging, now - self._mark), now
+        self.judging, self._mark = now - self._mark, now
 
     def save_due(self, step: int, every: int | None) -> bool:
         """Tell whether a checkpoint is due after this step."""
@@ -151,13 +158,13 @@ class Clock:
         `evaluations` tells how many are to come if there are so many steps: the two depend on each other.
         """
         assert self.budget is not None
-        left = MARGIN * self.budget - self.seconds - self.reserve
+        left = MARGIN * self.budget - self.seconds - self._reserve
         possible = step + 1
         for _ in range(4):
             spare = left - evaluations(possible) * self.judging
             possible = step + max(1, int(spare / max(1e-9, self.pace)))
-        # Longer only early on, where the learning rate hardly depends on the end.
-        return possible if possible < steps or step <= 0.2 * steps else steps
+        # Towards the end no longer: the learning rate, low by then, would rise again.
+        return possible if possible < steps or step <= 0.7 * steps else steps
 
 
 class Stop:

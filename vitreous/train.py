@@ -215,12 +215,9 @@ def _fit_budget(
             break
     if judge is not None:
         # An image that is only evaluated costs about a third of one that is trained on, and reading it.
-        each = 0.5 * clock.pace / accumulate.images
-        clock.judging = each * len(judge.split)
-        clock.reserve = clock.judging + each * len(dataset.splits.get("test", ())) + 0.5
-    steps = _fit_steps(Progress(), loader.steps_per_epoch, clock)
-    clock.training, clock.steps = 0.0, 0
-    return steps
+        clock.judging = 0.5 * clock.pace / accumulate.images * len(judge.split)
+        clock.afterwards = 1.0 + len(dataset.splits.get("test", ())) / len(judge.split)
+    return _fit_steps(Progress(), loader.steps_per_epoch, clock)
 
 
 class Accumulate:
