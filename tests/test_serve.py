@@ -32,7 +32,7 @@ from vitreous.inspection import attention_maps
 from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
 from vitreous.predict import Classifier
-from vitreous.serve import start
+from vitreous.serve import looking, service, start
 from vitreous.serve.app import create_app
 from vitreous.serve.bodies import is_small, looks_like_image
 from vitreous.serve.settings import Settings
@@ -180,6 +180,29 @@ def test_attention_is_the_models_own(server: TestClient, digits: Classifier, fil
 @pytest.mark.parametrize("query", ["layer=2", "layer=x", "head=4", "head=-1", "patch=16", "kind=magic"])
 def test_attention_out_of_range(server: TestClient, image: bytes, query: str) -> None:
     assert post(server, image, path=f"/attention?{query}").status_code == 422
+
+
+def test_only_some_may_look_at_once(
+    server: TestClient, image: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, links = threading.Event(), looking.links
+    monkeypatch.setattr(looking, "links", lambda *given: (gate.wait(20), links(*given))[1])
+    statuses: list[int] = []
+
+    def look() -> None:
+        statuses.append(post(server, image, path="/attention").status_code)
+
+    threads = [threading.Thread(target=look) for _ in range(service.LOOKERS + 3)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + 20
+    while len(statuses) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert statuses == [429, 429, 429]
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert statuses[3:] == [200] * service.LOOKERS
 
 
 def test_positions_are_cosines_of_the_models_embedding(server: TestClient, digits: Classifier) -> None:

@@ -206,7 +206,7 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
         number = layer % config.depth
         async with service.request(request, images=1) as (picture,):
             image = await service.read(picture.data)
-            found = await service.batcher.aside(lambda: looking.links(model, image, kind, number))
+            found = await service.look(lambda: looking.links(model, image, kind, number))
         if patch == "all":
             if head == "mean":
                 found = found.mean(0, keepdim=True)

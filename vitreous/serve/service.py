@@ -2,10 +2,10 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 from starlette.requests import Request
@@ -18,9 +18,12 @@ from vitreous.serve import bodies
 from vitreous.serve.batcher import Batcher, Door
 from vitreous.serve.guard import log
 from vitreous.serve.meters import Meters
-from vitreous.serve.settings import NOT_READY, TOO_LATE, TOO_SLOW, UNREADABLE, Refusal, Settings
+from vitreous.serve.settings import NOT_READY, TOO_LATE, TOO_SLOW, UNREADABLE, Refusal, Settings, overloaded
 
+Result = TypeVar("Result")
 DECODERS = 2
+LOOKERS = 8
+"""Requests for attention inside at once: one takes longer than a prediction, and the door counts in those."""
 
 
 class Service:
@@ -32,7 +35,7 @@ class Service:
         self.meters.inside.set_function(lambda: self.door.images)
         self.batcher = Batcher(classifier.probabilities, self.door, self.meters.batches.observe)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
-        self.ready = False
+        self.ready, self.lookers = False, 0
 
     async def warm(self) -> None:
         """Measure the model, then take requests."""
@@ -74,6 +77,16 @@ class Service:
                     yield pictures
             except TimeoutError:
                 raise late from None
+
+    async def look(self, function: Callable[[], Result]) -> Result:
+        """Run something that looks inside the model, or refuse when several already do."""
+        if self.lookers >= LOOKERS:
+            raise overloaded(self.door.wait)
+        self.lookers += 1
+        try:
+            return await self.batcher.aside(function)
+        finally:
+            self.lookers -= 1
 
     async def read(self, data: bytes) -> Tensor:
         """Decode and preprocess one image: tiny ones here, the others in a thread."""
