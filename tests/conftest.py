@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -82,6 +83,26 @@ def train_digits(**changes: Any) -> "Classifier":
         optimizer.step()
         schedule.step()
     return Classifier(model.eval(), transform, list(data.labels), {})
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two digits in one picture, halved in width: data with several labels an image, as .npz."""
+    from vitreous.data import open_data
+
+    data, arrays = open_data("digits"), {}
+    for split, count in (("train", 600), ("test", 300)):
+        whole, generator = data.splits[split], np.random.default_rng(0)
+        rows = generator.integers(0, len(whole), (count, 2))
+        pixels = np.stack([np.asarray(whole.read(row, 1)) for row in range(len(whole))])[rows]
+        halves = pixels.reshape(count, 2, 8, 4, 2).max(-1)
+        arrays[f"x_{split}"] = np.concatenate([halves[:, 0], halves[:, 1]], axis=2)[..., None]
+        hot = np.zeros((count, 10), np.uint8)
+        np.put_along_axis(hot, whole.targets[rows], 1, axis=1)
+        arrays[f"y_{split}"] = hot
+    path = tmp_path_factory.mktemp("pairs") / "pairs.npz"
+    np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
+    return path
 
 
 @pytest.fixture(scope="session")

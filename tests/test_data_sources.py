@@ -476,6 +476,106 @@ def test_named_files_come_through_torchvision(tmp_path: Path) -> None:
     assert labels == [0, 1, 2] and images.name(0) == "flowers-102/jpg/image_00004.jpg"
 
 
+def test_svhn_is_read_as_torchvision_reads_it(tmp_path: Path) -> None:
+    import torchvision.datasets
+    from scipy.io import savemat
+
+    with pytest.raises(DataError, match="svhn is not below"):
+        open_data("svhn", data_root=tmp_path)
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 5)):
+        pixels = generator.integers(0, 256, (32, 32, 3, count), np.uint8)
+        targets = np.arange(count)[:, None] % 10 + 1  # 10 is the digit 0
+        savemat(tmp_path / f"{split}_32x32.mat", {"X": pixels, "y": targets.astype(np.uint8)})
+    data = open_data("svhn", data_root=tmp_path, carve=False)
+    with pytest.MonkeyPatch.context() as patch:  # its checksums are of the real files
+        patch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda self: True)
+        peer = torchvision.datasets.SVHN(str(tmp_path), "train")
+    split = data.splits["train"]
+    assert split.targets.tolist() == peer.labels.tolist() and not split.mirror
+    for row in range(12):
+        assert split.read(row).tobytes() == peer[row][0].tobytes()
+    (tmp_path / "test_32x32.mat").write_bytes(b"no matrix")
+    with pytest.raises(DataError, match="not a readable file of SVHN"):
+        open_data("svhn", data_root=tmp_path)
+
+
+def test_caltech_has_its_classes_and_not_the_background(tmp_path: Path) -> None:
+    base = tmp_path / "caltech101" / "101_ObjectCategories"
+    for name in ("BACKGROUND_Google", "ant", "emu"):
+        (base / name).mkdir(parents=True)
+        for number in (1, 2):
+            (base / name / f"image_{number:04d}.jpg").write_bytes(encoded(picture(number), "JPEG"))
+    import torchvision.datasets
+
+    data = open_data("caltech101", data_root=tmp_path, carve=False)
+    peer = torchvision.datasets.Caltech101(str(tmp_path))
+    assert data.labels == peer.categories == ["ant", "emu"]
+    assert data.splits["train"].targets.tolist() == peer.y
+    assert data.splits["train"].read(3).tobytes() == peer[3][0].tobytes()
+
+
+def test_sun_and_clevr_come_through_torchvision(tmp_path: Path) -> None:
+    for name, number in (("a/abbey", 1), ("a/abbey", 2), ("z/zoo", 3)):
+        path = tmp_path / "SUN397" / name / f"sun_{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(picture(number), "JPEG"))
+    (tmp_path / "SUN397" / "ClassName.txt").write_text("/a/abbey\n/z/zoo\n")
+    data = open_data("sun397", data_root=tmp_path, carve=False)
+    assert data.labels == ["abbey", "zoo"] and sorted(data.splits["train"].targets.tolist()) == [0, 0, 1]
+    base = tmp_path / "clevr" / "CLEVR_v1.0"
+    (base / "scenes").mkdir(parents=True)
+    for split, counts in (("train", [3, 5]), ("val", [4])):
+        (base / "images" / split).mkdir(parents=True)
+        scenes = []
+        for number, count in enumerate(counts):
+            name = f"CLEVR_{split}_{number:06d}.png"
+            (base / "images" / split / name).write_bytes(encoded(picture(number)))
+            scenes.append({"image_filename": name, "objects": [{}] * count})
+        (base / "scenes" / f"CLEVR_{split}_scenes.json").write_text(json.dumps({"scenes": scenes}))
+    data = open_data("clevr", data_root=tmp_path, carve=False)
+    counted = {name: [data.labels[target] for target in split.targets] for name, split in data.splits.items()}
+    assert counted == {"train": ["3", "5"], "test": ["4"]}
+
+
+def test_patch_camelyon_is_read_from_hdf5(tmp_path: Path) -> None:
+    import h5py
+
+    (tmp_path / "pcam").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 96, 96, 3), np.uint8)
+    for part in ("train", "valid", "test"):
+        for letter, key, values in (
+            ("x", "x", pixels),
+            ("y", "y", np.array([0, 1, 1, 0]).reshape(4, 1, 1, 1)),
+        ):
+            name = f"camelyonpatch_level_2_split_{part}_{letter}.h5"
+            with h5py.File(tmp_path / "pcam" / name, "w") as file:
+                file[key] = values
+    data = open_data("pcam", data_root=tmp_path)
+    assert list(data.splits) == ["train", "val", "test"] and data.labels == ["normal", "tumor"]
+    assert data.splits["val"].targets.tolist() == [0, 1, 1, 0]
+    assert np.array_equal(np.asarray(data.splits["test"].read(2)), pixels[2])
+
+
+def test_all_splits_can_be_measured_as_one(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train", CLASSES)
+    make_folder(tmp_path / "test", CLASSES, first=100)
+    data = open_data(tmp_path, carve=False)
+    name, whole = data.part("all")
+    assert name == "all" and len(whole) == 18
+    rows = [(whole.read(i).tobytes(), data.labels[whole.targets[i]]) for i in range(18)]
+    assert sorted(rows) == sorted([*expected(CLASSES), *expected(CLASSES, 100)])
+    assert whole.name(0) == "train/cat/000.png" and whole.name(9) == "test/cat/000.png"
+    assert data.part(None)[0] == "test"
+    with pytest.raises(DataError, match="no split 'dev': it has train, test"):
+        data.part("dev")
+    digits = open_data("digits")
+    _, whole = digits.part("all")
+    parts = [split.name(i) for split in digits.splits.values() for i in range(len(split))]
+    assert [whole.name(i) for i in range(len(whole))] == parts and len(set(parts)) == 1797
+    assert whole.select(np.array([1700])).name(0) == parts[1700]
+
+
 def test_unknown_data_is_named_with_a_guess() -> None:
     with pytest.raises(DataError, match=r"no data at 'digit'.*did you mean digits"):
         open_data("digit")

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sklearn.metrics
 from PIL import Image
 from scipy.special import softmax
-from sklearn import metrics
 from sklearn.calibration import calibration_curve
 from sklearn.datasets import load_sample_image
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.multiclass import OneVsRestClassifier
 from sklearn.neighbors import KNeighborsClassifier
 from timm.data.real_labels import RealLabelsImagenet
 
@@ -23,6 +24,7 @@ from vitreous.evals import (
     fewshot,
     knn,
     linear,
+    metrics,
     multilabel,
     real,
 )
@@ -42,17 +44,29 @@ def clusters(count: int, seed: int, classes: int = 4, width: int = 12) -> tuple[
     return (centres[targets] + generator.normal(size=(count, width))).astype(np.float32), targets
 
 
+def several(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images with any of three labels, each a direction of its own."""
+    generator = np.random.default_rng(seed)
+    targets = generator.random((count, 3)) < [0.5, 0.3, 0.2]
+    directions = np.random.default_rng(9).normal(size=(3, 12))
+    return (targets @ directions + generator.normal(size=(count, 12))).astype(np.float32), targets
+
+
 def test_figures_are_scikit_learns(scored: tuple[np.ndarray, np.ndarray]) -> None:
     logits, targets = scored
     labels = [str(k) for k in range(7)]
     found = accuracy.figures(logits, targets, labels)
     guess = logits.argmax(1)
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(targets, guess))
-    assert found["top5"] == pytest.approx(metrics.top_k_accuracy_score(targets, logits, k=5))
-    assert found["loss"] == pytest.approx(metrics.log_loss(targets, softmax(logits, 1)))
-    assert found["confusion"] == metrics.confusion_matrix(targets, guess).tolist()
-    assert found["mean_per_class_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(targets, guess))
-    precision, recall, f1, _ = metrics.precision_recall_fscore_support(targets, guess, average="macro")
+    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(targets, guess))
+    assert found["top5"] == pytest.approx(sklearn.metrics.top_k_accuracy_score(targets, logits, k=5))
+    assert found["loss"] == pytest.approx(sklearn.metrics.log_loss(targets, softmax(logits, 1)))
+    assert found["confusion"] == sklearn.metrics.confusion_matrix(targets, guess).tolist()
+    assert found["mean_per_class_accuracy"] == pytest.approx(
+        sklearn.metrics.balanced_accuracy_score(targets, guess)
+    )
+    precision, recall, f1, _ = sklearn.metrics.precision_recall_fscore_support(
+        targets, guess, average="macro"
+    )
     assert (found["precision"], found["recall"], found["f1"]) == pytest.approx((precision, recall, f1))
     low, high = found["accuracy_interval"]
     half = 1.96 * (found["accuracy"] * (1 - found["accuracy"]) / 400) ** 0.5
@@ -120,15 +134,27 @@ def test_neighbours_are_scikit_learns() -> None:
         return np.exp((1 - distance) / knn.TEMPERATURE)
 
     peer = KNeighborsClassifier(10, metric="cosine", weights=weights).fit(*train)
-    [(_, guess)] = knn.predict(*train, test[0], 4, [10])
-    np.testing.assert_array_equal(guess, peer.predict(test[0]))
+    ours = knn.scores(*train, test[0], 4, [10])[10]
+    np.testing.assert_allclose(ours, peer.predict_proba(test[0]), atol=1e-5)
+
+
+def test_neighbours_with_several_labels_are_scikit_learns() -> None:
+    features, targets = several(300, 1)
+    queries, _ = several(80, 2)
+
+    def weights(distance: np.ndarray) -> np.ndarray:
+        return np.exp((1 - distance) / knn.TEMPERATURE)
+
+    peer = KNeighborsClassifier(20, metric="cosine", weights=weights).fit(features, targets)
+    theirs = np.stack([column[:, 1] for column in peer.predict_proba(queries)], axis=1)
+    np.testing.assert_allclose(knn.scores(features, targets, queries, 3, [20])[20], theirs, atol=1e-5)
 
 
 def test_the_number_of_neighbours_is_chosen_on_held_out_images() -> None:
-    found = knn.evaluate(clusters(300, 1), clusters(100, 2), clusters(100, 3), 4)
-    best = max(found["validation_accuracy"].values())
-    assert found["validation_accuracy"][str(found["k"])] == best
-    assert found["accuracy"] > 0.7
+    test = clusters(100, 3)
+    found, scores = knn.evaluate(clusters(300, 1), clusters(100, 2), test, 4)
+    assert found["validation"][str(found["k"])] == max(found["validation"].values())
+    assert metrics.accuracy(scores, test[1]) > 0.7
 
 
 def test_few_shot_is_ridge_regression() -> None:
@@ -167,16 +193,41 @@ def test_logistic_regression_is_scikit_learns() -> None:
     np.testing.assert_allclose(ours, theirs, atol=2e-3)
     test = clusters(100, 2)[0]
     scaled_test = (test - features.mean(0)) / features.std(0)
-    np.testing.assert_array_equal(
-        linear.predict(test, (weight, bias, mean, deviation)), peer.predict(scaled_test)
-    )
+    guess = linear.scores(test, (weight, bias, mean, deviation)).argmax(1)
+    np.testing.assert_array_equal(guess, peer.predict(scaled_test))
+
+
+def test_logistic_regression_with_several_labels_is_scikit_learns() -> None:
+    features, targets = several(200, 1)
+    strength = 1e-3
+    weights = linear.fit(features, targets, 3, strength)
+    scaled = (features - features.mean(0)) / features.std(0)
+    alone = LogisticRegression(C=1 / (strength * 200), tol=1e-8, max_iter=5000)
+    peer = OneVsRestClassifier(alone).fit(scaled, targets.astype(int))
+    np.testing.assert_allclose(linear.scores(features, weights), peer.decision_function(scaled), atol=5e-3)
 
 
 def test_the_strength_is_chosen_on_held_out_images() -> None:
-    found = linear.evaluate(clusters(100, 1), clusters(100, 2), clusters(300, 3), 4)
-    tried = found["validation_accuracy"]
+    test = clusters(300, 3)
+    found, scores = linear.evaluate(clusters(100, 1), clusters(100, 2), test, 4)
+    tried = found["validation"]
     assert tried[f"{found['strength']:.1e}"] == max(tried.values())
-    assert found["accuracy"] > 0.7
+    assert metrics.accuracy(scores, test[1]) > 0.7
+
+
+def test_metrics_are_scikit_learns(scored: tuple[np.ndarray, np.ndarray]) -> None:
+    scores, targets = scored
+    guess = scores.argmax(1)
+    assert metrics.accuracy(*scored) == sklearn.metrics.accuracy_score(targets, guess)
+    balanced = sklearn.metrics.balanced_accuracy_score(targets, guess)
+    assert metrics.mean_per_class_accuracy(*scored) == pytest.approx(balanced)
+    low, high = metrics.interval("mean_per_class_accuracy", *scored)
+    assert low < balanced < high
+    hot = np.eye(9)[targets] > 0  # two labels that never occur
+    wide = np.pad(scores, ((0, 0), (0, 2)))
+    precision = sklearn.metrics.average_precision_score(hot[:, :7], scores)
+    assert metrics.mean_average_precision(wide, hot) == pytest.approx(precision)
+    assert metrics.mean_average_precision(wide, np.zeros_like(hot)) == 0.0
 
 
 def test_several_labels_are_scikit_learns() -> None:
@@ -184,10 +235,12 @@ def test_several_labels_are_scikit_learns() -> None:
     targets = generator.random((200, 5)) < [0.5, 0.2, 0.1, 0.7, 0.0]
     logits = generator.normal(size=(200, 5)) + 1.5 * targets
     found = multilabel.figures(logits, targets, list("abcde"))
-    score = metrics.average_precision_score(targets[:, :4], 1 / (1 + np.exp(-logits[:, :4])), average="macro")
+    score = sklearn.metrics.average_precision_score(
+        targets[:, :4], 1 / (1 + np.exp(-logits[:, :4])), average="macro"
+    )
     assert found["mean_average_precision"] == pytest.approx(score)
     assert found["per_class"][4]["average_precision"] is None
-    f1 = metrics.f1_score(targets[:, :4], logits[:, :4] >= 0, average=None)
+    f1 = sklearn.metrics.f1_score(targets[:, :4], logits[:, :4] >= 0, average=None)
     np.testing.assert_allclose([row["f1"] for row in found["per_class"][:4]], f1)
     best = multilabel.thresholds(logits, targets)
     tuned = multilabel.figures(logits, targets, list("abcde"), best)

@@ -1,18 +1,25 @@
 """Fine-tuning: the paper's head, the recipes, what learns, another resolution, the same loop."""
 
 import json
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import timm
 import torch
 
 import vitreous
-from vitreous import checkpoint, cli, finetune
-from vitreous.config import FinetuneConfig
+from tests.test_serve import client, wait_until_ready
+from vitreous import checkpoint, cli, evaluate, finetune, tuning
+from vitreous.config import EvaluateConfig, FinetuneConfig
+from vitreous.data import open_data
 from vitreous.errors import ModelError
+from vitreous.export import export
 from vitreous.models import adapt
+from vitreous.predict import Classifier
 
 
 def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
@@ -23,6 +30,10 @@ def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
     assert finetune.with_recipe(FinetuneConfig(lr=0.5), 500).lr == 0.5
     assert finetune.with_recipe(FinetuneConfig(tune="head"), 500).lr == 3e-3
     assert finetune.with_recipe(FinetuneConfig(recipe="none"), 500) == FinetuneConfig(recipe="none")
+    given = FinetuneConfig(optimizer="adamw", layer_decay=1.0, clip=0.0, ema=0.9)
+    for recipe in ("paper", "modern"):
+        kept = finetune.with_recipe(replace(given, recipe=recipe), 500)
+        assert (kept.optimizer, kept.layer_decay, kept.clip, kept.ema) == ("adamw", 1.0, 0.0, 0.9)
 
 
 @pytest.mark.slow
@@ -59,6 +70,118 @@ def test_another_resolution_starts_from_timms_logits_at_that_resolution() -> Non
     images = torch.randn(1, 3, 256, 384)
     with torch.no_grad():
         torch.testing.assert_close(source(images), peer(images), rtol=0, atol=1e-5)
+
+
+def test_an_export_of_low_rank_updates_is_what_was_trained(digits: Classifier, tmp_path: Path) -> None:
+    model = deepcopy(digits.model)
+    tuning.apply(model, "lora:4")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_b" in name:
+                parameter.normal_(std=0.05, generator=generator)
+    test = open_data("digits").splits["test"]
+    images = torch.stack([digits.preprocess(test.read(row, 1)) for row in range(len(test))])
+    with torch.no_grad():
+        unmerged = model.eval()(images)
+        assert (unmerged - digits.model(images)).abs().max() > 0.1  # the updates do something
+    plain = deepcopy(digits.model)
+    plain.load_state_dict(tuning.merged(model.state_dict()))
+    path = tmp_path / "lora.onnx"
+    export(replace(digits, model=plain), path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(["logits"], {"images": images.numpy()})
+    np.testing.assert_allclose(logits, unmerged.numpy(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_another_size_that_is_not_square(digits_file: Path, tmp_path: Path) -> None:
+    arguments = ["finetune", str(digits_file), "digits", "--image-size", "8", "12", "--epochs", "1"]
+    assert cli.main([*arguments, "--tune", "head", "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
+    classifier = vitreous.load(tmp_path / "run")
+    assert classifier.model.config.grid == (4, 6)
+    assert classifier.preprocess.preprocessing.image_size == (8, 12)
+
+
+@pytest.mark.slow
+def test_a_suite_is_one_table_and_goes_on_where_it_stopped(
+    digits_file: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_text(
+        f'[one]\ndata = "digits"\nmetric = "mean_per_class_accuracy"\n[two]\ndata = "{pairs}"\n'
+        '[three]\ndata = "nowhere"\n'
+    )
+    out = tmp_path / "runs"
+    arguments = ["finetune", str(digits_file), str(tmp_path / "mine.toml"), "--out", str(out)]
+    arguments += ["--epochs", "2", "--device", "cpu", "--train-limit", "200", "--lr", "3e-3"]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((out / "suite.json").read_text())
+    one, two, three = found["tasks"]
+    assert one["mean_per_class_accuracy"] > 0.5 and 0 < two["mean_average_precision"] < 1
+    assert "no data at" in three["error"] and "nowhere" in printed
+    assert (out / "one" / "report.html").is_file() and (out / "two" / "model_card.md").is_file()
+    assert json.loads((out / "one" / "config.json").read_text())["options"]["train_limit"] == 200
+    before = (out / "one" / "best.safetensors").stat().st_mtime_ns
+    assert cli.main(arguments) == 0
+    assert (out / "one" / "best.safetensors").stat().st_mtime_ns == before
+    assert json.loads((out / "suite.json").read_text()) == found
+
+
+@pytest.mark.slow
+def test_several_labels_from_training_to_prediction(
+    digits_file: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    arguments = ["finetune", str(digits_file), str(pairs), "--out", str(out), "--epochs", "60"]
+    arguments += ["--lr", "3e-3", "--recipe", "none", "--augment", "none", "--device", "cpu"]
+    assert cli.main(arguments) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert results["test"]["mean_average_precision"] > 0.6
+    assert "mean average precision" in (out / "model_card.md").read_text()
+    assert "mean average precision" in (out / "report.html").read_text()
+    best = str(out / "best.safetensors")
+    before = evaluate.evaluate(best, str(pairs), EvaluateConfig())
+    assert before["mean_average_precision"] == pytest.approx(
+        results["test"]["mean_average_precision"], abs=1e-6
+    )
+    assert before["accuracy"] == pytest.approx(results["test"]["accuracy"], abs=1e-6)
+    after = evaluate.evaluate(best, str(pairs), EvaluateConfig(calibrate=True, out=str(tmp_path / "page")))
+    assert after["f1"] > before["f1"]
+    assert cli.main(["evaluate", best, str(pairs), "--out", str(tmp_path / "page")]) == 0
+    assert (tmp_path / "page" / "report.html").is_file()
+
+    classifier, split = vitreous.load(best), open_data(pairs).splits["test"]
+    limits = np.array(classifier.thresholds)
+    assert classifier.multilabel and len(set(limits)) > 1
+    hits = 0
+    for row in range(50):
+        found = classifier.predict(np.asarray(split.images.pixels[row]))[0]  # type: ignore[union-attr]
+        logits = classifier.model(classifier.preprocess(split.images.pixels[row])[None])[0]  # type: ignore[union-attr]
+        given = {classifier.labels[k] for k in np.flatnonzero(logits.sigmoid().detach().numpy() >= limits)}
+        assert set(found.labels or ()) == given
+        hits += given == {classifier.labels[k] for k in np.flatnonzero(split.targets[row])}
+    assert hits > 5  # all labels of an image, by chance one in hundreds
+
+    picture = tmp_path / "a.png"
+    split.read(0, 1).save(picture)
+    capsys.readouterr()
+    assert cli.main(["predict", best, str(picture), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["labels"] == classifier.predict(picture)[0].labels
+    assert cli.main(["predict", best, str(picture), "--csv"]) == 0
+    assert "|".join(told["labels"]) in capsys.readouterr().out
+    path = tmp_path / "several.onnx"
+    export(classifier, path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    shares = session.run(["probabilities"], {"images": classifier.read(picture)[None].numpy()})[0][0]
+    probabilities = dict(zip(classifier.labels, shares.tolist(), strict=True))
+    assert all(
+        probabilities[each["label"]] == pytest.approx(each["probability"], abs=1e-5) for each in told["top"]
+    )
+    with client(classifier) as server:
+        answered = wait_until_ready(server).post("/predict", content=picture.read_bytes())
+    assert answered.json()["predictions"][0]["labels"] == told["labels"]
 
 
 def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:

@@ -401,3 +401,17 @@ def test_a_real_hybrid_loads_and_matches_timm() -> None:
     x = torch.randn(1, 1, 192, 672)
     with torch.no_grad():
         torch.testing.assert_close(ours(x), peer.eval()(x), rtol=0, atol=1e-5)
+
+
+def test_dinov2_without_its_processor_takes_dinov2s_preprocessing(tmp_path: Path) -> None:
+    family = next(
+        name for name, config in FAMILIES.items() if name.startswith("dinov2") and config.num_classes
+    )
+    layouts.write(weights(family), tmp_path / "hf", "hf")
+    (tmp_path / "hf" / "preprocessor_config.json").unlink()
+    _, read = layouts.read(tmp_path / "hf", {})
+    assert read.preprocessing is not None
+    ours = read.preprocessing
+    peer = timm.get_pretrained_cfg("vit_small_patch14_dinov2.lvd142m")
+    assert peer is not None
+    assert (ours.mean, ours.std, ours.interpolation) == (peer.mean, peer.std, peer.interpolation)

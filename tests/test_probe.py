@@ -1,6 +1,7 @@
 """`vitreous probe`: features once, three methods, suites of data sets."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def test_every_method_finds_the_digits(digits_file: Path, tmp_path: Path) -> Non
     assert low <= found["linear"]["accuracy"] <= high
     json.dumps(found)
     again = probe.probe(str(digits_file), "digits", ProbeConfig(cache=str(tmp_path), method="knn"))
-    assert set(again) == {"features", "knn"}
+    assert set(again) == {"features", "metric", "knn"} and again["metric"] == "accuracy"
     assert again["knn"]["accuracy"] == found["knn"]["accuracy"]
     assert len(list(tmp_path.glob("*.npz"))) == 3  # one a split, made once
 
@@ -49,27 +50,42 @@ def test_features_are_the_models_own_and_kept_by_content(digits_file: Path, tmp_
 
 def test_a_suite_says_what_it_lacks_and_averages_the_rest(digits_file: Path, tmp_path: Path) -> None:
     (tmp_path / "suite.toml").write_text(
-        '[a]\ngroup = "natural"\ndata = "digits"\n[b]\ngroup = "natural"\ndata = "not/there"\n'
+        '[a]\ngroup = "natural"\ndata = "digits"\nmetric = "mean_per_class_accuracy"\n'
+        '[b]\ngroup = "natural"\ndata = "not/there"\n'
         '[c]\ngroup = "structured"\nunavailable = "ask its owner"\n'
     )
     options = ProbeConfig(cache=str(tmp_path / "cache"), method="knn")
-    found = probe.suite(str(digits_file), tmp_path / "suite.toml", options)
+    found = probe.suite(str(digits_file), str(tmp_path / "suite.toml"), options)
     assert found["train_images"] == 1000
     assert found["means"]["natural"]["knn"] == found["tasks"][0]["knn"] > 0.8
     assert "no data at" in found["tasks"][1]["error"] and found["tasks"][2]["error"] == "ask its owner"
     assert found["means"]["structured"] == {}
+    few = ProbeConfig(cache=str(tmp_path / "cache"), method="knn", train_limit=1000)
+    alone = probe.probe(str(digits_file), "digits", replace(few, metric="mean_per_class_accuracy"))
+    assert alone["features"] | {"seconds": 0} == {
+        "width": 32,
+        "train": 800,
+        "val": 200,
+        "test": 359,
+        "seconds": 0,
+    }
+    assert alone["knn"]["mean_per_class_accuracy"] == found["tasks"][0]["knn"]
 
 
-def test_vtabs_nineteen_tasks_are_there() -> None:
-    tasks = probe.read_suite(probe.VTAB)
-    groups = [task["group"] for task in tasks.values()]
-    assert [groups.count(name) for name in ("natural", "specialized", "structured")] == [7, 4, 8]
-
-
-def test_a_suite_that_is_none_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "bad.toml").write_text("[a]\ngroup = 'x'\n")
-    with pytest.raises(DataError, match="task 'a' needs `data"):
-        probe.read_suite(tmp_path / "bad.toml")
+def test_several_labels_are_probed_by_average_precision(
+    digits_file: Path, pairs: Path, tmp_path: Path
+) -> None:
+    options = ProbeConfig(cache=str(tmp_path / "cache"))
+    found = probe.probe(str(digits_file), str(pairs), options)
+    assert found["metric"] == "mean_average_precision" and "fewshot" not in found
+    assert (
+        found["linear"]["mean_average_precision"] > 0.5 > 2 * 0.19
+    )  # chance: each digit is in 19 % of pairs
+    low, high = found["knn"]["interval"]
+    assert low <= found["knn"]["mean_average_precision"] <= high
+    for wrong in (replace(options, method="fewshot"), replace(options, metric="accuracy")):
+        with pytest.raises(DataError, match="several"):
+            probe.probe(str(digits_file), str(pairs), wrong)
 
 
 def test_from_the_command_line(digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

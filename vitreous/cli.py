@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -15,6 +15,9 @@ from vitreous import console
 from vitreous.config import EvaluateConfig, FinetuneConfig, ProbeConfig, TrainConfig
 from vitreous.errors import VitreousError
 from vitreous.version import __version__
+
+if TYPE_CHECKING:
+    from vitreous.outcome import Result
 
 Json = Annotated[bool, tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.")]
 
@@ -288,13 +291,9 @@ def train(
     Args:
         data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
     """
-    from vitreous import outcome, report
     from vitreous.train import train
 
-    result = train(data, options)
-    if result.leads:
-        outcome.show(result)
-        console.note(f"report: {report.write_run(result.folder)}")
+    _ended(train(data, options))
 
 
 def finetune(
@@ -307,15 +306,25 @@ def finetune(
 
     Args:
         checkpoint: A sealed file, a run folder, or weights of any layout.
-        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
+        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10;
+            or a suite of such data: a .toml file, or vtab.
     """
-    from vitreous import outcome, report
-    from vitreous.finetune import finetune
+    from vitreous import finetune
+    from vitreous.evals import suite
 
-    result = finetune(checkpoint, data, options)
+    if suite.is_suite(data):
+        console.table(*suite.table(finetune.suite(checkpoint, data, options, after=_ended)))
+    else:
+        _ended(finetune.finetune(checkpoint, data, options))
+
+
+def _ended(result: "Result") -> None:
+    """Show what came of a run, and write its report."""
+    from vitreous import outcome, report
+
     if result.leads:
         outcome.show(result)
-        console.note(f"report: {report.write_run(result.folder)}")
+        console.note(f"report: {report.write_run(result.folder, result.dataset)}")
 
 
 def evaluate(
@@ -361,18 +370,14 @@ def probe(
         data: A data set; or a suite of them: a .toml file, or vtab.
     """
     from vitreous import probe
+    from vitreous.evals import suite
 
-    if data == "vtab" or data.endswith(".toml"):
-        document = probe.suite(checkpoint, probe.VTAB if data == "vtab" else Path(data), options)
-        columns, rows = probe.suite_table(document)
-    else:
-        document = probe.probe(checkpoint, data, options)
-        columns = ["method", "chosen on val", "accuracy", "from", "to (95 %)", "seconds"]
-        rows = probe.summary(document)
+    several = suite.is_suite(data)
+    document = (probe.suite if several else probe.probe)(checkpoint, data, options)
     if json:
         console.document(document)
     else:
-        console.table(columns, rows)
+        console.table(*(suite.table(document) if several else probe.summary(document)))
 
 
 def check(

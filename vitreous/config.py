@@ -84,18 +84,20 @@ class TrainConfig:
     """Images a step, over all ranks and micro-batches."""
     micro_batch: int | None = None
     """Images a rank computes at a time; None: the whole of its share, less where memory is short."""
-    optimizer: Optimizer = "adamw"
+    optimizer: Optimizer | None = None
+    """None: AdamW, or what the recipe of a fine-tuning says."""
     lr: float | None = None
     """Peak learning rate."""
-    schedule: Schedule = "cosine"
+    schedule: Schedule | None = None
+    """How the learning rate falls; None: cosine, as all recipes."""
     warmup: float = 0.1
     """Part of all steps over which the learning rate rises."""
     weight_decay: float | None = None
     """As AdamW takes it (big_vision's wd over its learning rate); norms, biases, positions don't decay."""
-    layer_decay: float = 1.0
-    """Each layer below the head learns at this times the rate of the one above."""
-    clip: float = 1.0
-    """Largest norm of the gradient; 0: any."""
+    layer_decay: float | None = None
+    """Each layer below the head learns at this times the rate of the one above; None: 1, or the recipe's."""
+    clip: float | None = None
+    """Largest norm of the gradient; 0: any; None: 1."""
     ema: float | None = None
     """Decay of the weights' moving average, which is what is evaluated and kept; 0: none."""
     loss: Loss | None = None
@@ -145,6 +147,8 @@ class FinetuneConfig(TrainConfig):
     recipe: Literal["auto", "paper", "modern", "none"] = "auto"
     """paper: SGD with momentum, cosine, no decay; modern: AdamW with layer-wise decay; auto: by the number of
     images; none: only what the other options say."""
+    train_limit: int | None = None
+    """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
     keep_head: bool = False
     """Keep the head's rows of classes that both know; else the head starts at zero."""
     heads: int | None = None
@@ -160,8 +164,10 @@ class EvaluateConfig:
     out: str | None = None
     """Write `evaluation.json` and `report.html` into this folder."""
     batch_size: int = 64
-    workers: int = 0
-    device: str = "cpu"
+    workers: int | None = None
+    """Processes that read images; None: by the number of processors."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
     data_root: str | None = None
     """Where data sets that are given by name lie."""
     seed: int = 0
@@ -185,6 +191,8 @@ class ProbeConfig:
     """How features are taken and judged."""
 
     method: Literal["knn", "fewshot", "linear", "all"] = "all"
+    image_size: tuple[int, ...] | None = None
+    """Height and width that the model sees (one number: a square); positions are resampled."""
     layer: int = -1
     """Take the tokens after this block; -1: the last."""
     pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
@@ -193,11 +201,15 @@ class ProbeConfig:
     """Images a class, for fewshot."""
     seeds: int = 5
     """Draws of those images."""
+    metric: Literal["accuracy", "mean_per_class_accuracy", "mean_average_precision"] | None = None
+    """None: accuracy; mean average precision where images have several labels."""
     train_limit: int | None = None
-    """Use at most so many training images (a suite of data sets: 1,000, as VTAB does)."""
+    """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
     batch_size: int = 64
-    workers: int = 0
-    device: str = "cpu"
+    workers: int | None = None
+    """Processes that read images; None: by the number of processors."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
     data_root: str | None = None
     """Where data sets that are given by name lie."""
     seed: int = 0

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal, TypeVar
 
-from vitreous.config import Loss, Preprocessing, TrainConfig
+from vitreous.config import Loss, Optimizer, Preprocessing, Schedule, TrainConfig
 from vitreous.errors import OptionError
 from vitreous.models import architecture, zoo
 from vitreous.models.architecture import Architecture, ViTConfig
@@ -45,7 +45,11 @@ class Plan:
     time_budget: float | None
     """Seconds."""
     batch_size: int
+    optimizer: Optimizer
     lr: float
+    schedule: Schedule
+    layer_decay: float
+    clip: float
     weight_decay: float
     ema: float
     loss: Loss
@@ -88,19 +92,23 @@ class _Chooser:
         return otherwise
 
 
-def choose(options: TrainConfig, facts: Facts) -> Plan:
-    """Fill in what the user left open."""
+def choose(options: TrainConfig, facts: Facts, trained: Architecture | None = None) -> Plan:
+    """Fill in what the user left open; the architecture too, unless a trained model has it already."""
     pick = _Chooser()
     budget = None if options.time_budget is None else seconds(options.time_budget)
     if budget is not None and options.epochs is not None:
         raise OptionError("--epochs and --time-budget both say when to end: give one of them")
-    model = _architecture(options, facts, pick)
+    if trained is None:
+        model = _architecture(options, facts, pick)
+    else:
+        model = trained if options.drop_path is None else replace(trained, drop_path=options.drop_path)
     many = f"{facts.images:,} images"
     batch = pick("batch_size", options.batch_size, _batch_size(facts), f"{many}: enough steps in an epoch")
     epochs = None
     if budget is None:
         epochs = pick("epochs", options.epochs, _epochs(facts), f"{many} on a {facts.device}")
-    lr = _learning_rate(options, model, batch, pick)
+    optimizer = options.optimizer or "adamw"
+    lr = _learning_rate(options, optimizer, model, batch, pick)
     small = facts.images < 50_000
     plan = Plan(
         architecture=model,
@@ -110,11 +118,15 @@ def choose(options: TrainConfig, facts: Facts) -> Plan:
         epochs=epochs,
         time_budget=budget,
         batch_size=batch,
+        optimizer=optimizer,
         lr=lr,
+        schedule=options.schedule or "cosine",
+        layer_decay=1.0 if options.layer_decay is None else options.layer_decay,
+        clip=1.0 if options.clip is None else options.clip,
         weight_decay=pick(
             "weight_decay",
             options.weight_decay,
-            0.0 if options.optimizer == "sgd" else 0.05,
+            0.0 if optimizer == "sgd" else 0.05,
             "DeiT's, from scratch",
         ),
         ema=pick(
@@ -138,8 +150,10 @@ def choose(options: TrainConfig, facts: Facts) -> Plan:
     return replace(plan, reasons=pick.reasons)
 
 
-def _learning_rate(options: TrainConfig, model: Architecture, batch: int, pick: _Chooser) -> float:
-    if options.optimizer == "sgd":
+def _learning_rate(
+    options: TrainConfig, optimizer: Optimizer, model: Architecture, batch: int, pick: _Chooser
+) -> float:
+    if optimizer == "sgd":
         return pick(
             "lr", options.lr, 0.03 * sqrt(batch / 256), "the paper's range for SGD, by the batch's root"
         )

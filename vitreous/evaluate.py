@@ -41,14 +41,15 @@ def evaluate(source: str, data: str, options: EvaluateConfig) -> dict[str, Any]:
     classifier = load(source, device=options.device)
     if not classifier.labels:
         raise ModelError(f"{source} has no classes: fine-tune it first, or use `vitreous probe`")
-    name, split = choose_split(dataset, options.split)
+    name, split = dataset.part(options.split)
     if options.calibrate:
         _calibrate(source, classifier, dataset, options)
     measured = measure(classifier, dataset, split, options)
     document: dict[str, Any] = {"checkpoint": str(source), "data": str(data), "split": name}
     if dataset.multilabel:
-        limits = classifier.about.get("thresholds")
-        document |= multilabel.figures(measured.logits, measured.targets, classifier.labels, limits)
+        document |= multilabel.figures(
+            measured.logits, measured.targets, classifier.labels, classifier.thresholds
+        )
     else:
         document |= figures(measured, options)
     document["bad_files"] = {split.name(index): reason for index, reason in measured.outputs.bad.items()}
@@ -75,7 +76,7 @@ def measure(classifier: Classifier, dataset: Dataset, split: Split, options: Eva
         batch_size=options.batch_size,
         workers=options.workers,
     )
-    logits = found.values / float(classifier.about.get("calibration", {}).get("temperature", 1.0))
+    logits = found.values / classifier.temperature
     if dataset.multilabel:
         targets = np.zeros((len(found.targets), len(classifier.labels)), bool)
         targets[:, rows] = found.targets
@@ -120,20 +121,6 @@ def compare(first: Measured, second: Measured, options: EvaluateConfig) -> dict[
     return {"checkpoint": options.compare, **{name: own[name] for name in kept}, **paired}
 
 
-def choose_split(dataset: Dataset, name: str | None) -> tuple[str, Split]:
-    """Return the split to measure on: the named one, else test, else val."""
-    splits = dataset.splits
-    if name is None:
-        name = next((each for each in ("test", "val") if each in splits and len(splits[each])), "train")
-    if name == "all" and len(splits) == 1:
-        return name, next(iter(splits.values()))
-    if name not in splits:
-        raise DataError(f"the data has no split {name!r}: it has {', '.join(splits)}")
-    if not len(splits[name]):
-        raise DataError(f"the split {name!r} has no images")
-    return name, splits[name]
-
-
 def _calibrate(source: str, classifier: Classifier, dataset: Dataset, options: EvaluateConfig) -> None:
     """Fit on the val split, never on the one that is reported, and seal the result."""
     path = Path(source) / "best.safetensors" if Path(source).is_dir() else Path(source)
@@ -141,7 +128,7 @@ def _calibrate(source: str, classifier: Classifier, dataset: Dataset, options: E
         raise CheckpointError(
             f"{source} is not a sealed file: `vitreous convert {source} NEW.safetensors --to vitreous`"
         )
-    if "val" not in dataset.splits or options.split == "val":
+    if "val" not in dataset.splits or options.split in ("val", "all"):
         raise DataError("calibration needs a val split besides the one that is measured")
     classifier.about = {
         name: each for name, each in classifier.about.items() if name not in ("calibration", "thresholds")

@@ -4,12 +4,16 @@ The paper's procedure (section 3.2): the head is removed for a D x K layer of ze
 often at a higher resolution with positions interpolated in 2D.
 """
 
-from dataclasses import fields, replace
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from vitreous import console, tuning
-from vitreous.config import FinetuneConfig, TrainConfig
-from vitreous.data import open_data
+from vitreous import console, files, tuning
+from vitreous.config import FinetuneConfig
+from vitreous.data import Dataset, limit_training, open_data
+from vitreous.evals import suite as suites
 from vitreous.models import adapt
 from vitreous.models.architecture import pair
 from vitreous.outcome import Result
@@ -18,14 +22,18 @@ from vitreous.train import train
 from vitreous.tuning import Beginning
 
 FEW = 20_000
+VIEWS = 200_000
+"""Images that a fine-tuning sees where nobody says how long it should be."""
 
 RECIPES: dict[str, dict[str, Any]] = {
-    # Section B.1.1 and table 4 of the paper; the learning rate is its middle one, for a batch of 512.
+    # Section B.1.1 and table 4 of the paper; the learning rate is the middle of its range.
     "paper": {
+        "batch_size": 512,
         "optimizer": "sgd",
         "schedule": "cosine",
         "weight_decay": 0.0,
         "clip": 1.0,
+        "layer_decay": 1.0,
         "lr": 0.01,
         "ema": 0.0,
     },
@@ -34,6 +42,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "optimizer": "adamw",
         "schedule": "cosine",
         "weight_decay": 0.05,
+        "clip": 1.0,
         "layer_decay": 0.75,
         "lr": 5e-4,
     },
@@ -45,10 +54,13 @@ PARTS = {
 }
 
 
-def finetune(source: str, data: str, options: FinetuneConfig) -> Result:
+def finetune(source: str, data: str, options: FinetuneConfig, dataset: Dataset | None = None) -> Result:
     """Fit the model at `source` to the data, or go on with a run that was stopped."""
     tuning.parse(options.tune)  # before anything is read or written
-    dataset = open_data(data, data_root=options.data_root, seed=options.seed)
+    if dataset is None:
+        dataset = open_data(data, data_root=options.data_root, seed=options.seed)
+        if options.train_limit is not None:
+            dataset = limit_training(dataset, options.train_limit, options.seed)
     images = len(dataset.splits["train"]) if "train" in dataset.splits else 0
     options = with_recipe(options, images)
     size = pair(options.image_size, "--image-size") if options.image_size else None
@@ -63,11 +75,34 @@ def finetune(source: str, data: str, options: FinetuneConfig) -> Result:
         dict(classifier.model.state_dict()),
         options.tune,
     )
-    return train(data, replace(options, model=None), beginning=beginning)
+    return train(data, replace(options, model=None), dataset=dataset, beginning=beginning)
+
+
+def suite(source: str, data: str, options: FinetuneConfig, after: Callable[[Result], None]) -> dict[str, Any]:
+    """Fine-tune on every data set of a suite, each in a run folder of its own; return rows, and group means.
+
+    The same command again goes on with the first run that has not ended. `after` is called with each result.
+    """
+    tasks = suites.read(data)
+    folder = Path(options.out or Path("runs") / Path(data).stem)
+    limit = options.train_limit or suites.IMAGES
+
+    def measure(task: suites.Task) -> dict[str, float]:
+        dataset = suites.open_task(task, limit, options.data_root, options.seed)
+        console.note(f"{task.name}: {task.data}")
+        own = replace(options, out=str(folder / task.name), train_limit=limit)
+        result = finetune(source, task.data, own, dataset)
+        after(result)
+        metric = task.metric or ("mean_average_precision" if dataset.multilabel else "accuracy")
+        return {metric: result.figures["test"][metric]}
+
+    found = {**suites.run(tasks, measure), "train_images": limit}
+    files.write_text(folder / "suite.json", json.dumps(found, ensure_ascii=False, indent=2) + "\n")
+    return found
 
 
 def with_recipe(options: FinetuneConfig, images: int) -> FinetuneConfig:
-    """Return the options with the recipe's values wherever the user left the default; say which and why."""
+    """Return the options with the recipe's values where the user gave none; say which recipe, and why."""
     name = options.recipe
     if name == "auto":
         name = "modern" if images < FEW or options.tune != "full" else "paper"
@@ -76,6 +111,7 @@ def with_recipe(options: FinetuneConfig, images: int) -> FinetuneConfig:
     if name == "none":
         return options
     values = RECIPES[name] | PARTS.get(options.tune.split(":")[0], {})
-    untouched = {field.name: field.default for field in fields(TrainConfig)}
-    given = {key for key in values if getattr(options, key) != untouched[key]}
-    return replace(options, **{key: value for key, value in values.items() if key not in given})
+    if options.time_budget is None and options.epochs is None:
+        values = {**values, "epochs": min(100, max(5, round(VIEWS / max(1, images))))}
+        console.note(f"epochs: {values['epochs']} ({images:,} images, {VIEWS:,} to be seen, 5 to 100 epochs)")
+    return replace(options, **{key: value for key, value in values.items() if getattr(options, key) is None})

@@ -27,17 +27,19 @@ class Result:
     """What came of a run."""
 
     folder: Path
+    dataset: Dataset
+    """What it learned from and was measured on."""
     figures: dict[str, Any]
     """What `results.json` holds: loss and accuracy by split, time, speed, memory."""
     leads: bool = True
     """Whether this process is the one that prints and writes."""
 
 
-def finished(folder: Path, world: parallel.World) -> Result | None:
+def finished(folder: Path, dataset: Dataset, world: parallel.World) -> Result | None:
     """Return what came of the run in this folder, if it has ended."""
     path = folder / "results.json"
     known = parallel.from_leader(resume.read_json(path) if world.leads and path.exists() else None, world)
-    return None if known is None else Result(folder, known, world.leads)
+    return None if known is None else Result(folder, dataset, known, world.leads)
 
 
 def seal(
@@ -55,6 +57,8 @@ def seal(
     with state.ema.applied() if state.ema else nullcontext():
         tensors = tuning.merged(parallel.whole_tensors(objective.model.state_dict()))
     about = {"recipe": _recipe(plan), "results": results, "data": dataset.fingerprint, "step": at.step}
+    if dataset.multilabel:
+        about["multilabel"] = True
     weights = Weights(
         config=plan.architecture,
         tensors=tensors,
@@ -106,6 +110,8 @@ def conclude(
             details=seen,
         )
         details = seen.gather(world)
+        if found is not None and not dataset.multilabel:
+            found["mean_per_class_accuracy"] = _mean_per_class(details["confusion"])
         figures[split] = found
         log.evaluation(at, split, found or {})
     if "val" in weights.about["results"]:
@@ -120,7 +126,11 @@ def conclude(
         resume.write_json(results, figures)  # last: it says that all of it is done
 
     parallel.leader_does(write, world)
-    return Result(folder, figures, world.leads)
+    return Result(folder, dataset, figures, world.leads)
+
+
+def _mean_per_class(confusion: list[list[int]]) -> float:
+    return statistics.fmean(row[i] / sum(row) for i, row in enumerate(confusion) if any(row))
 
 
 def _speed(plan: Plan, clock: Clock, log: Log, world: parallel.World, at: Progress) -> dict[str, Any]:
@@ -154,10 +164,10 @@ def show(result: Result) -> None:
     for split in ("val", "test"):
         if split in figures:
             found = figures[split]
-            for name in ("accuracy", "top5", "loss"):
+            for name in ("mean_average_precision", "accuracy", "top5", "loss"):
                 if name in found:
                     text = f"{found[name]:.4f}" if name == "loss" else f"{found[name]:.2%}"
-                    rows.append([f"{split} {name}", text])
+                    rows.append([f"{split} {name.replace('_', ' ')}", text])
     rows.append(["best at step", f"{figures['step']:,} of {figures['steps']:,}"])
     rows.append(["time", console.duration(figures["seconds"])])
     if figures.get("images_per_second"):
@@ -172,10 +182,11 @@ def show(result: Result) -> None:
 def _card(plan: Plan, options: TrainConfig, dataset: Dataset, figures: dict[str, Any]) -> str:
     """Return the model card: what it is, what it was trained on, how good it is, what it is not for."""
     splits = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
+    judged = "mean_average_precision" if dataset.multilabel else "accuracy"
     measured = "\n".join(
-        "| {} | {accuracy:.2%} | {loss:.4f} | {count:,.0f} |".format(name, **figures[name])
+        f"| {name} | {each[judged]:.2%} | {each['loss']:.4f} | {each['count']:,.0f} |"
         for name in ("val", "test")
-        if name in figures
+        if (each := figures.get(name))
     )
     recipe = "\n".join(f"- {name}: {json.dumps(value)}" for name, value in _recipe(plan).items())
     size = plan.preprocessing.image_size
@@ -183,6 +194,7 @@ def _card(plan: Plan, options: TrainConfig, dataset: Dataset, figures: dict[str,
     more = f" and {len(dataset.labels) - 20:,} more" if len(dataset.labels) > 20 else ""
     carved = f" Carved from the training images: {', '.join(dataset.carved)}." if dataset.carved else ""
     taken = f"{figures['device']}, {figures['ranks']} rank(s), in {console.duration(figures['seconds'])}"
+    answers = "scores each of them" if dataset.multilabel else "answers with one of them"
     return f"""# Model card
 
 An image classifier of {cost.parameters(plan.architecture):,} parameters.
@@ -195,7 +207,7 @@ Its {len(dataset.labels):,} classes: {labels}{more}.
 
 ## Results
 
-| split | accuracy | loss | images |
+| split | {judged.replace("_", " ")} | loss | images |
 |---|---|---|---|
 {measured}
 
@@ -204,11 +216,10 @@ Taken on {taken}. The best step was chosen on `val`.
 ## Recipe
 
 {recipe}
-- optimizer: {json.dumps(options.optimizer)}
 - seed: {options.seed}
 
 ## Limits
 
-It knows these classes only, and answers with one of them for any picture. How it does on images that differ
+It knows these classes only, and {answers} for any picture. How it does on images that differ
 from its training images (other cameras, other light, other people) was not measured.
 """

@@ -46,10 +46,10 @@ def agree_on_plan(
             resume.refuse_changes(stored["options"], now, folder)
             box.append(Plan.from_json(stored["plan"]))
             return
-        plan = defaults.choose(options, _facts(dataset, world))
+        trained = None if beginning is None else beginning.architecture
+        plan = defaults.choose(options, _facts(dataset, world), trained)
         if beginning is not None:
-            chosen = {"architecture": beginning.architecture, "preprocessing": beginning.preprocessing}
-            plan = replace(plan, **chosen, reasons=_without_model(plan.reasons))
+            plan = replace(plan, preprocessing=beginning.preprocessing)
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
         command = shlex.join(["vitreous", *sys.argv[1:]])
@@ -62,11 +62,6 @@ def agree_on_plan(
     plan = parallel.from_leader(box[0] if box else None, world)
     assert plan is not None
     return plan
-
-
-def _without_model(reasons: dict[str, str]) -> dict[str, str]:
-    """Leave out choices that a trained model has made already."""
-    return {name: why for name, why in reasons.items() if name not in ("model", "patch_size", "image_size")}
 
 
 def _facts(dataset: Dataset, world: parallel.World) -> Facts:

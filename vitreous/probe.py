@@ -1,37 +1,50 @@
 """`vitreous probe`: how good frozen features are, on one data set or on a suite of them."""
 
 import time
-import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitreous import console
 from vitreous.config import ProbeConfig
-from vitreous.data import Dataset, Split, open_data
+from vitreous.data import Dataset, Split, limit_training, open_data
 from vitreous.data.store import cache_root
-from vitreous.errors import DataError, VitreousError
-from vitreous.evals import features, fewshot, knn, linear
-from vitreous.evals.accuracy import bootstrap
+from vitreous.errors import DataError
+from vitreous.evals import features, fewshot, knn, linear, metrics
+from vitreous.evals import suite as suites
+from vitreous.evals.features import Part
+from vitreous.models.architecture import pair
 from vitreous.predict import Classifier, load
-
-VTAB = Path(__file__).parent / "evals" / "vtab.toml"
-VTAB_IMAGES = 1000
-Part = tuple[np.ndarray, np.ndarray]
 
 
 def probe(source: str, data: str, options: ProbeConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous probe`: an object by method."""
-    classifier = load(source, device=options.device)
-    return probe_data(classifier, open_data(data, data_root=options.data_root, seed=options.seed), options)
+    dataset = open_data(data, data_root=options.data_root, seed=options.seed)
+    if options.train_limit is not None:
+        dataset = limit_training(dataset, options.train_limit, options.seed)
+    return probe_data(_load(source, options), dataset, options)
 
 
-def probe_data(classifier: Classifier, dataset: Dataset, options: ProbeConfig) -> dict[str, Any]:
+def suite(source: str, data: str, options: ProbeConfig) -> dict[str, Any]:
+    """Probe every data set of a suite: a row each, and the mean by group."""
+    tasks = suites.read(data)
+    classifier = _load(source, options)
+    limit = options.train_limit or suites.IMAGES
+
+    def measure(task: suites.Task) -> dict[str, float]:
+        dataset = suites.open_task(task, limit, options.data_root, options.seed)
+        return _headline(probe_data(classifier, dataset, options, task.metric))
+
+    return {**suites.run(tasks, measure), "train_images": limit}
+
+
+def probe_data(
+    classifier: Classifier, dataset: Dataset, options: ProbeConfig, metric: metrics.Name | None = None
+) -> dict[str, Any]:
     """Judge a classifier's features on a data set: learn on train, choose on val, measure on test."""
-    if dataset.multilabel:
-        raise DataError("probes need one label an image: this data has several")
+    metric = _metric(dataset, metric or options.metric)
+    if dataset.multilabel and options.method == "fewshot":
+        raise DataError("few shots a class need one label an image, this data has several: use knn or linear")
     started = time.perf_counter()
     train, val, test = (_part(classifier, split, options) for split in _splits(dataset, options))
     found: dict[str, Any] = {
@@ -41,103 +54,52 @@ def probe_data(classifier: Classifier, dataset: Dataset, options: ProbeConfig) -
             "val": len(val[0]),
             "test": len(test[0]),
             "seconds": time.perf_counter() - started,
-        }
+        },
+        "metric": metric,
     }
     classes = len(dataset.labels)
-    methods = {
-        "knn": lambda: knn.evaluate(train, val, test, classes),
-        "fewshot": lambda: fewshot.evaluate(
-            train, val, test, classes, shots=options.shots, seeds=options.seeds, seed=options.seed
-        ),
-        "linear": lambda: linear.evaluate(train, val, test, classes),
-    }
-    for name, method in methods.items():
+    for name, method in {"knn": knn.evaluate, "linear": linear.evaluate}.items():
         if options.method in (name, "all"):
             started = time.perf_counter()
-            figures = method()
-            if "correct" in figures:
-                figures["interval"] = list(bootstrap(figures.pop("correct").astype(float), options.seed))
+            figures, scores = method(train, val, test, classes, metric)
+            figures[metric] = metrics.METRICS[metric](scores, test[1])
+            figures["interval"] = metrics.interval(metric, scores, test[1], options.seed)
             found[name] = {**figures, "seconds": time.perf_counter() - started}
+    if options.method in ("fewshot", "all") and not dataset.multilabel:
+        started = time.perf_counter()
+        draws = {"shots": options.shots, "seeds": options.seeds, "seed": options.seed}
+        figures = fewshot.evaluate(train, val, test, classes, metric, **draws)
+        found["fewshot"] = {**figures, "seconds": time.perf_counter() - started}
     return found
 
 
-def suite(source: str, path: Path, options: ProbeConfig) -> dict[str, Any]:
-    """Probe every data set of a suite (a TOML file; VTAB's is bundled), with the mean by group.
-
-    Each task is a table with `data`, and optionally `group` and `unavailable` (why it can't be had).
-    """
-    tasks = read_suite(path)
-    options = replace(options, train_limit=options.train_limit or VTAB_IMAGES)
-    classifier = load(source, device=options.device)
-    rows: list[dict[str, Any]] = []
-    for name, task in tasks.items():
-        row: dict[str, Any] = {"task": name, "group": task.get("group", "all")}
-        try:
-            if "unavailable" in task:
-                raise DataError(task["unavailable"])
-            place = path.parent / task["data"]
-            data = str(place) if place.exists() else task["data"]
-            dataset = open_data(data, data_root=options.data_root, seed=options.seed)
-            row |= _headline(probe_data(classifier, dataset, options))
-        except VitreousError as error:
-            row["error"] = str(error)
-            console.warn(f"{name}: {error}")
-        rows.append(row)
-    means: dict[str, dict[str, float]] = {}
-    for group in dict.fromkeys(row["group"] for row in rows):
-        inside = [row for row in rows if row["group"] == group and "error" not in row]
-        names = [
-            name for name in ("knn", "fewshot", "linear") if inside and all(name in row for row in inside)
-        ]
-        means[group] = {name: float(np.mean([row[name] for row in inside])) for name in names}
-    return {"tasks": rows, "means": means, "train_images": options.train_limit}
+def _load(source: str, options: ProbeConfig) -> Classifier:
+    size = pair(options.image_size, "--image-size") if options.image_size else None
+    return load(source, image_size=size, device=options.device)
 
 
-def read_suite(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the tasks of a suite."""
-    try:
-        tasks = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a suite: {error}") from None
-    for name, task in tasks.items():
-        if not isinstance(task, dict) or not {"data", "unavailable"} & task.keys():
-            raise DataError(f"{path}: task {name!r} needs `data = ...` (a DATA, relative to the file)")
-    return tasks
+def _metric(dataset: Dataset, wanted: metrics.Name | None) -> metrics.Name:
+    several = dataset.multilabel
+    if wanted is not None and several != (wanted == "mean_average_precision"):
+        what = "several labels an image" if several else "one label an image"
+        raise DataError(f"{wanted} is no figure for {what}")
+    return wanted or ("mean_average_precision" if several else "accuracy")
 
 
-def summary(document: dict[str, Any]) -> list[list[Any]]:
-    """Return the rows of the table that people see."""
+def summary(document: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Return the columns and rows of the table that people see."""
+    metric = document["metric"]
     rows: list[list[Any]] = []
     for name in ("knn", "linear"):
         if name in document:
             found = document[name]
             chosen = f"k = {found['k']}" if name == "knn" else f"strength = {found['strength']:.1e}"
-            rows.append([name, chosen, found["accuracy"], *found["interval"], found["seconds"]])
+            rows.append([name, chosen, found[metric], *found["interval"], found["seconds"]])
     if "fewshot" in document:
         for shots, found in document["fewshot"]["shots"].items():
-            seconds = document["fewshot"]["seconds"]
-            rows.append(
-                [
-                    f"{shots}-shot",
-                    f"strength = {found['strength']:g}",
-                    found["accuracy"],
-                    *found["interval"],
-                    seconds,
-                ]
-            )
-    return rows
-
-
-def suite_table(document: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Return the columns and rows of a suite's table, the means by group last."""
-    columns = ["task", "group", "knn", "fewshot", "linear", "note"]
-    rows = [
-        [row.get(name) for name in ("task", "group", "knn", "fewshot", "linear", "error")]
-        for row in document["tasks"]
-    ]
-    for group, means in document["means"].items():
-        rows.append(["mean", group, *(means.get(name) for name in ("knn", "fewshot", "linear")), None])
-    return columns, rows
+            chosen, seconds = f"strength = {found['strength']:g}", document["fewshot"]["seconds"]
+            rows.append([f"{shots}-shot", chosen, found[metric], *found["interval"], seconds])
+    return ["method", "chosen on val", metric.replace("_", " "), "from", "to (95 %)", "seconds"], rows
 
 
 def _splits(dataset: Dataset, options: ProbeConfig) -> tuple[Split, Split, Split]:
@@ -146,10 +108,6 @@ def _splits(dataset: Dataset, options: ProbeConfig) -> tuple[Split, Split, Split
         raise DataError(f"the data has no images to {'learn from' if missing == ['train'] else 'test on'}")
     train, test = dataset.splits["train"], dataset.splits["test"]
     val = dataset.splits.get("val")
-    if options.train_limit is not None:  # VTAB: 800 to learn from, 200 to choose with
-        order = np.random.default_rng(options.seed).permutation(len(train))[: options.train_limit]
-        cut = max(1, len(order) * 4 // 5)
-        return train.select(np.sort(order[:cut])), train.select(np.sort(order[cut:])), test
     if val is None or not len(val):
         order = np.random.default_rng(options.seed).permutation(len(train))
         cut = max(1, len(order) * 9 // 10)
@@ -173,6 +131,7 @@ def _part(classifier: Classifier, split: Split, options: ProbeConfig) -> Part:
 
 
 def _headline(document: dict[str, Any]) -> dict[str, float]:
-    found = {name: document[name]["accuracy"] for name in ("knn", "linear") if name in document}
+    metric = document["metric"]
+    found = {name: document[name][metric] for name in ("knn", "linear") if name in document}
     shots = document.get("fewshot", {}).get("shots", {})
-    return found | ({"fewshot": shots[max(shots, key=int)]["accuracy"]} if shots else {})
+    return found | ({"fewshot": shots[max(shots, key=int)][metric]} if shots else {})

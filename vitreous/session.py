@@ -59,10 +59,10 @@ class State:
     def _build(self) -> list[torch.optim.Optimizer]:
         return optim.build(
             self.module.named_parameters(),
-            self.options.optimizer,
+            self.plan.optimizer,
             lr=self.plan.lr,
             weight_decay=self.plan.weight_decay,
-            layer_decay=self.options.layer_decay,
+            layer_decay=self.plan.layer_decay,
         )
 
     def tensors(self) -> dict[str, Tensor]:

@@ -45,10 +45,12 @@ def train(
     *,
     make_objective: MakeObjective = supervised,
     beginning: Beginning | None = None,
+    dataset: Dataset | None = None,
 ) -> Result:
     """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
 
     Without a `beginning` the model is fresh; with one it is trained already, and all or part of it learns on.
+    `dataset` is what `data` names, where it is open already.
     """
     started = time.monotonic()
     with ExitStack() as stack:
@@ -60,9 +62,10 @@ def train(
         parallel.leader_does(lambda: stack.callback(resume.RunLock(folder).release), world)
 
         # On what, and how: as it was written down when the run started, or chosen now.
-        dataset = open_data(data, data_root=options.data_root, seed=options.seed)
+        if dataset is None:
+            dataset = open_data(data, data_root=options.data_root, seed=options.seed)
         plan = planning.agree_on_plan(folder, data, dataset, options, world, beginning)
-        if (ended := outcome.finished(folder, world)) is not None:
+        if (ended := outcome.finished(folder, dataset, world)) is not None:
             say(f"the run in {folder} has ended: give another --out for a new one")
             return ended
         loader, judge = planning.loaders(dataset, plan, options, world)
@@ -141,8 +144,8 @@ def train(
 
                 # The update, which no rank makes unless all have finite gradients.
                 if not skipped:
-                    if options.clip:
-                        optim.clip_gradients(objective.parameters(), options.clip, norm)
+                    if plan.clip:
+                        optim.clip_gradients(objective.parameters(), plan.clip, norm)
                     state.update(at.step)
                     log.step(figures)
                 state.clear()
@@ -165,7 +168,7 @@ def train(
                     stopped = stopped or found is None
                     if found is not None:
                         log.evaluation(at, "val", found)
-                        standing = [found.get("accuracy", 0.0), -found["loss"]]
+                        standing = validation.standing(found)
                         if at.best is None or standing > at.best[:2]:
                             at.best = [*standing, at.step]
                             outcome.seal(
@@ -329,9 +332,9 @@ def _leave(checkpoints: resume.Checkpoints, at: Progress, stop: Stop, say: Say) 
 
 def _learning_rate(at: Progress, plan: Plan, options: TrainConfig) -> float:
     warmup = round(options.warmup * at.steps)
-    cooldown = at.steps // 5 if options.schedule == "rsqrt" else 0
+    cooldown = at.steps // 5 if plan.schedule == "rsqrt" else 0
     return optim.learning_rate(
-        at.step, peak=plan.lr, steps=at.steps, warmup=warmup, schedule=options.schedule, cooldown=cooldown
+        at.step, peak=plan.lr, steps=at.steps, warmup=warmup, schedule=plan.schedule, cooldown=cooldown
     )
 
 

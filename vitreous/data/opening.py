@@ -3,6 +3,7 @@ makes splits."""
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,24 @@ def open_data(
         return _digits()
     found = recognise(spec, Path(data_root) if data_root is not None else None)
     return _assemble(found, str(spec), seed, carve)
+
+
+def limit_training(dataset: Dataset, images: int, seed: int = 0) -> Dataset:
+    """Return the data set with so many training images at most, a fifth of them as val; test is untouched.
+
+    As VTAB does it: 1,000 images, 800 to learn from and 200 to choose with. Which ones is a function of
+    (seed, content).
+    """
+    if images < 5:
+        raise DataError(f"{images} training images leave none to choose with: use 5 or more")
+    whole = dataset.splits.get("train")
+    if whole is None or not len(whole):
+        raise DataError("the data has no images to learn from: a train split is needed")
+    chosen = np.argsort(holdout.places(whole.digests, seed), kind="stable")[:images]
+    cut = max(1, len(chosen) * 4 // 5)
+    parts = {"train": np.sort(chosen[:cut]), "val": np.sort(chosen[cut:])}
+    splits = {**dataset.splits, **{name: whole.select(rows) for name, rows in parts.items()}}
+    return replace(dataset, splits=splits, fingerprint=_fingerprint(splits, dataset.labels))
 
 
 def recognise(spec: str | Path, data_root: Path | None) -> Found:

@@ -101,6 +101,19 @@ class EncodedImages:
             sizes=self.sizes[indices],
         )
 
+    @staticmethod
+    def join(stores: Sequence["EncodedImages"]) -> "EncodedImages":
+        """Return the store of several stores' images, one after the other."""
+        paths = [store.path(i) for store in stores for i in range(len(store))]
+        spans = np.array([store.span(i) for store in stores for i in range(len(store))], np.int64)
+        return EncodedImages(
+            paths,
+            [name for store in stores for name in store.names],
+            owner=np.arange(len(paths)),
+            offsets=spans[:, 0],
+            sizes=spans[:, 1],
+        )
+
 
 class ArrayImages:
     """Pixels in memory: uint8 (N, H, W, C), with any number of channels."""
@@ -108,13 +121,15 @@ class ArrayImages:
     def __init__(self, pixels: np.ndarray, prefix: str = "") -> None:
         self.pixels, self.prefix = pixels, prefix
         self.numbers: np.ndarray | None = None
+        self.known: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def name(self, index: int) -> str:
         """Return a name for reports: arrays have none, so it is the number in the source."""
-        return f"{self.prefix}#{index if self.numbers is None else self.numbers[index]}"
+        number = int(index if self.numbers is None else self.numbers[index])
+        return self.known[number] if self.known is not None else f"{self.prefix}#{number}"
 
     def data(self, index: int) -> bytes:
         """Return an image's bytes, for hashing."""
@@ -144,7 +159,18 @@ class ArrayImages:
         """Return the store of some of the images; their names stay those of the source."""
         chosen = ArrayImages(self.pixels[indices], self.prefix)
         chosen.numbers = indices if self.numbers is None else self.numbers[indices]
+        chosen.known = self.known
         return chosen
+
+    @staticmethod
+    def join(stores: Sequence["ArrayImages"]) -> "ArrayImages":
+        """Return the store of several stores' images, one after the other."""
+        shapes = {store.pixels.shape[1:] for store in stores}
+        if len(shapes) > 1:
+            raise DataError("the splits' arrays differ in size: measure them one by one")
+        joined = ArrayImages(np.concatenate([store.pixels for store in stores]))
+        joined.known = [store.name(i) for store in stores for i in range(len(store))]
+        return joined
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:
@@ -212,3 +238,35 @@ class Dataset:
     """A hash of the content of every image with its label and split; not of file names or times."""
     carved: tuple[str, ...] = ()
     """Splits that the source did not have and that were made from its training images."""
+
+    def part(self, name: str | None) -> tuple[str, Split]:
+        """Return what to measure on: a split by name, `all` of them; without a name test, else val, else
+        train."""
+        filled = {each: split for each, split in self.splits.items() if len(split)}
+        if name is None:
+            name = next((each for each in ("test", "val") if each in filled), "train")
+        if name == "all" and filled:
+            return name, join(list(filled.values()))
+        if name not in self.splits:
+            raise DataError(f"the data has no split {name!r}: it has {', '.join(self.splits)}")
+        if name not in filled:
+            raise DataError(f"the split {name!r} has no images")
+        return name, filled[name]
+
+
+def join(splits: Sequence[Split]) -> Split:
+    """Return several splits of a data set as one, in their order."""
+    if len(splits) == 1:
+        return splits[0]
+    stores = [split.images for split in splits]
+    if all(isinstance(store, EncodedImages) for store in stores):
+        images: Images = EncodedImages.join([store for store in stores if isinstance(store, EncodedImages)])
+    else:
+        images = ArrayImages.join([store for store in stores if isinstance(store, ArrayImages)])
+    return Split(
+        images,
+        np.concatenate([split.targets for split in splits]),
+        splits[0].classes,
+        np.concatenate([split.digests for split in splits]),
+        splits[0].mirror,
+    )

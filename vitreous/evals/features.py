@@ -23,6 +23,8 @@ from vitreous.models.architecture import to_dict
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
 
+Part = tuple[np.ndarray, np.ndarray]
+"""Features (N, D) and targets: (N,), or (N, K) bool where an image has several labels."""
 FeaturePooling = Literal["model", "cls", "gap", "cls_gap"]
 
 

@@ -8,16 +8,20 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
+from vitreous.evals import metrics
+from vitreous.evals.features import Part
+
 SHOTS = (1, 5, 10, 25)
 SEEDS = 5
 STRENGTHS = tuple(2.0**power for power in range(-10, 20))
 
 
 def evaluate(
-    train: tuple[np.ndarray, np.ndarray],
-    validation: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
+    train: Part,
+    validation: Part,
+    test: Part,
     classes: int,
+    metric: metrics.Name = "accuracy",
     *,
     shots: tuple[int, ...] = SHOTS,
     seeds: int = SEEDS,
@@ -27,21 +31,21 @@ def evaluate(
 
     The strength of the regularisation is chosen on the validation part, per number of shots.
     """
+    measure = metrics.METRICS[metric]
     smallest = int(np.bincount(train[1], minlength=classes)[np.unique(train[1])].min())
     found: dict[str, Any] = {}
     for count in (shot for shot in shots if shot <= smallest):
         draws = [draw(train[1], count, seed + number) for number in range(seeds)]
-        tries = np.array([_validate(train, rows, validation, classes) for rows in draws])
-        best = STRENGTHS[int(tries.mean(0).argmax())]
-        accuracies = []
+        tries = []
         for rows in draws:
-            weights, mean = solve(train[0][rows], train[1][rows], classes, [best])
-            accuracies.append(float((scores(test[0], weights[0], mean).argmax(1) == test[1]).mean()))
-        found[str(count)] = {
-            "accuracy": float(np.mean(accuracies)),
-            "strength": best,
-            **_interval(accuracies),
-        }
+            weights, mean = solve(train[0][rows], train[1][rows], classes, STRENGTHS)
+            tries.append([measure(scores(validation[0], each, mean), validation[1]) for each in weights])
+        best = STRENGTHS[int(np.mean(tries, axis=0).argmax())]
+        values = []
+        for rows in draws:
+            (weight,), mean = solve(train[0][rows], train[1][rows], classes, [best])
+            values.append(measure(scores(test[0], weight, mean), test[1]))
+        found[str(count)] = {metric: float(np.mean(values)), "strength": best, "interval": _interval(values)}
     return {"shots": found, "seeds": seeds, "smallest_class": smallest}
 
 
@@ -72,24 +76,13 @@ def scores(features: np.ndarray, weights: np.ndarray, mean: np.ndarray) -> np.nd
     return _with_bias(features, mean) @ weights
 
 
-def _validate(
-    train: tuple[np.ndarray, np.ndarray],
-    rows: np.ndarray,
-    validation: tuple[np.ndarray, np.ndarray],
-    classes: int,
-) -> list[float]:
-    weights, mean = solve(train[0][rows], train[1][rows], classes, STRENGTHS)
-    return [float((scores(validation[0], each, mean).argmax(1) == validation[1]).mean()) for each in weights]
-
-
 def _with_bias(features: np.ndarray, mean: np.ndarray) -> np.ndarray:
     centred = features.astype(np.float64) - mean
     return np.concatenate([centred, np.ones((len(centred), 1))], axis=1)
 
 
-def _interval(accuracies: list[float]) -> dict[str, Any]:
-    if len(accuracies) < 2:
-        return {"interval": [accuracies[0], accuracies[0]]}
-    half = student.ppf(0.975, len(accuracies) - 1) * np.std(accuracies, ddof=1) / len(accuracies) ** 0.5
-    centre = float(np.mean(accuracies))
-    return {"interval": [centre - float(half), centre + float(half)]}
+def _interval(values: list[float]) -> list[float]:
+    if len(values) < 2:
+        return [values[0], values[0]]
+    half = student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    return [float(np.mean(values) - half), float(np.mean(values) + half)]

@@ -9,48 +9,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.evals import metrics
+from vitreous.evals.features import Part
+
 NEIGHBOURS = (1, 5, 10, 20, 50, 100, 200)
 TEMPERATURE = 0.07
-PART = 1024
+CHUNK = 1024
 
 
 def evaluate(
-    train: tuple[np.ndarray, np.ndarray],
-    validation: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-    classes: int,
-) -> dict[str, Any]:
-    """Choose k on the validation part, and return the accuracy on the test part."""
+    train: Part, validation: Part, test: Part, classes: int, metric: metrics.Name = "accuracy"
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Choose k on the validation part; return the figures, and the scores (N, K) of the test part."""
+    measure = metrics.METRICS[metric]
     candidates = [k for k in NEIGHBOURS if k <= len(train[0])]
-    accuracy = {
-        k: float((guess == validation[1]).mean())
-        for k, guess in predict(*train, validation[0], classes, candidates)
+    tried = {
+        k: measure(found, validation[1])
+        for k, found in scores(*train, validation[0], classes, candidates).items()
     }
-    best = max(candidates, key=lambda k: (accuracy[k], -k))
-    [(_, guess)] = predict(*train, test[0], classes, [best])
-    return {
-        "accuracy": float((guess == test[1]).mean()),
-        "k": best,
-        "validation_accuracy": {str(k): value for k, value in accuracy.items()},
-        "correct": guess == test[1],
-    }
+    best = max(candidates, key=lambda k: (tried[k], -k))
+    found = scores(*train, test[0], classes, [best])[best]
+    return {"k": best, "validation": {str(k): value for k, value in tried.items()}}, found
 
 
-def predict(
+def scores(
     features: np.ndarray, targets: np.ndarray, queries: np.ndarray, classes: int, neighbours: list[int]
-) -> list[tuple[int, np.ndarray]]:
-    """Return the guess for each query and k: neighbours by cosine, weighed by exp(cosine / temperature)."""
+) -> dict[int, np.ndarray]:
+    """Return for each k the share of votes of every class (N, K).
+
+    Neighbours are by cosine, and weigh exp(cosine / temperature). One with several labels votes for each.
+    """
     bank, labels = _unit(features), torch.from_numpy(targets)
-    guesses: dict[int, list[Tensor]] = {k: [] for k in neighbours}
-    for start in range(0, len(queries), PART):
-        similarity = _unit(queries[start : start + PART]) @ bank.T
+    found: dict[int, list[Tensor]] = {k: [] for k in neighbours}
+    for start in range(0, len(queries), CHUNK):
+        similarity = _unit(queries[start : start + CHUNK]) @ bank.T
         nearest, place = similarity.topk(max(neighbours), dim=1)
         votes = (nearest / TEMPERATURE).exp()
         for k in neighbours:
-            scores = votes.new_zeros(len(votes), classes)
-            scores.scatter_add_(1, labels[place[:, :k]], votes[:, :k])
-            guesses[k].append(scores.argmax(1))
-    return [(k, torch.cat(parts).numpy()) for k, parts in guesses.items()]
+            some = votes[:, :k] / votes[:, :k].sum(1, keepdim=True)
+            if labels.ndim == 1:
+                shares = some.new_zeros(len(some), classes).scatter_add_(1, labels[place[:, :k]], some)
+            else:
+                shares = torch.einsum("nk,nkc->nc", some, labels[place[:, :k]].float())
+            found[k].append(shares)
+    return {k: torch.cat(parts).numpy() for k, parts in found.items()}
 
 
 def _unit(features: np.ndarray) -> Tensor:

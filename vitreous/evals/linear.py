@@ -7,36 +7,36 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from vitreous.evals import metrics
+from vitreous.evals.features import Part
 
 STRENGTHS = tuple(10.0**power for power in np.arange(-6, 2.5, 0.5))
 """λ of the mean cross entropy plus λ/2 |W|²."""
 
 
 def evaluate(
-    train: tuple[np.ndarray, np.ndarray],
-    validation: tuple[np.ndarray, np.ndarray],
-    test: tuple[np.ndarray, np.ndarray],
-    classes: int,
-) -> dict[str, Any]:
-    """Choose λ on the validation part, fit again on both parts, and return the accuracy on the test part."""
+    train: Part, validation: Part, test: Part, classes: int, metric: metrics.Name = "accuracy"
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Choose λ on the validation part, fit again on both; return the figures, and scores of the test part."""
+    measure = metrics.METRICS[metric]
     tried: dict[float, float] = {}
     weights = None
     for strength in sorted(STRENGTHS, reverse=True):  # from strong to weak: each starts where the last ended
         weights = fit(*train, classes, strength, weights)
-        tried[strength] = float((predict(validation[0], weights) == validation[1]).mean())
+        tried[strength] = measure(scores(validation[0], weights), validation[1])
         best = max(tried.values())
         if len(tried) > 6 and max(list(tried.values())[-4:]) < best - 0.02:
             break  # well past the best: weaker ones only fit longer
     best = max(tried, key=lambda strength: (tried[strength], strength))
     both = (np.concatenate([train[0], validation[0]]), np.concatenate([train[1], validation[1]]))
-    guess = predict(test[0], fit(*both, classes, best))
-    return {
-        "accuracy": float((guess == test[1]).mean()),
+    figures = {
         "strength": best,
-        "validation_accuracy": {f"{strength:.1e}": value for strength, value in tried.items()},
-        "correct": guess == test[1],
+        "validation": {f"{strength:.1e}": value for strength, value in tried.items()},
     }
+    return figures, scores(test[0], fit(*both, classes, best))
 
 
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]  # (D, K), (K,), and the features' mean and deviation (D,)
@@ -45,7 +45,10 @@ Weights = tuple[Tensor, Tensor, Tensor, Tensor]  # (D, K), (K,), and the feature
 def fit(
     features: np.ndarray, targets: np.ndarray, classes: int, strength: float, start: Weights | None = None
 ) -> Weights:
-    """Minimise the mean cross entropy plus λ/2 |W|² over standardised features, with L-BFGS in double."""
+    """Minimise the mean cross entropy plus λ/2 |W|² over standardised features, with L-BFGS in double.
+
+    Of images with several labels, every label is a yes or no of its own.
+    """
     x, y = torch.from_numpy(features).double(), torch.from_numpy(targets)
     mean, deviation = x.mean(0), x.std(0, correction=0).clamp(min=1e-6)
     x = (x - mean) / deviation
@@ -63,7 +66,12 @@ def fit(
 
     def closure() -> Tensor:
         solver.zero_grad()
-        loss = torch.nn.functional.cross_entropy(x @ weight + bias, y) + strength / 2 * weight.square().sum()
+        logits = x @ weight + bias
+        if y.ndim == 1:
+            loss = F.cross_entropy(logits, y)
+        else:
+            loss = F.binary_cross_entropy_with_logits(logits, y.double(), reduction="sum") / len(y)
+        loss = loss + strength / 2 * weight.square().sum()
         loss.backward()
         return loss
 
@@ -71,7 +79,7 @@ def fit(
     return weight.detach(), bias.detach(), mean, deviation
 
 
-def predict(features: np.ndarray, weights: Weights) -> np.ndarray:
-    """Return the likeliest class of each row."""
+def scores(features: np.ndarray, weights: Weights) -> np.ndarray:
+    """Return the logits (N, K) of each row."""
     weight, bias, mean, deviation = weights
-    return (((torch.from_numpy(features).double() - mean) / deviation) @ weight + bias).argmax(1).numpy()
+    return (((torch.from_numpy(features).double() - mean) / deviation) @ weight + bias).numpy()

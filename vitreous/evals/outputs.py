@@ -3,6 +3,7 @@
 Letters: N images, K classes, D width.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from vitreous.data import Loader, Split
 from vitreous.errors import DataError
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.weights import Model
+
+FEW = 500
 
 Progress = Callable[[int, int], None]
 """Called with the number of images done, and of all."""
@@ -39,7 +42,7 @@ def run(
     compute: Callable[[Tensor, Tensor | None], Tensor],
     *,
     batch_size: int = 64,
-    workers: int = 0,
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> Outputs:
     """Compute something of every image of the split, on the model's device."""
@@ -50,7 +53,7 @@ def run(
         split,
         preprocessing=preprocessing,
         batch_size=min(batch_size, max(1, len(split))),
-        workers=workers,
+        workers=_workers(split, device) if workers is None else workers,
         device=device,
         training=False,
         patch_size=step,
@@ -68,6 +71,13 @@ def run(
     return Outputs(
         torch.cat(values).numpy(), torch.cat(targets).numpy(), torch.cat(indices).numpy(), dict(loader.bad)
     )
+
+
+def _workers(split: Split, device: torch.device) -> int:
+    """Return how many processes should read: a CPU that computes has none to spare, few images don't pay."""
+    if device.type == "cpu" or len(split) < FEW:
+        return 0
+    return min(8, os.cpu_count() or 1)
 
 
 def logits(model: Model, split: Split, preprocessing: Preprocessing, **options: object) -> Outputs:

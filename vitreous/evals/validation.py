@@ -6,11 +6,13 @@ Letters: B batch, K classes.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitreous import parallel
 from vitreous.data import Batch, Loader, Split
+from vitreous.evals import metrics
 
 WORST = 24
 """How many of the worst mistakes are kept."""
@@ -33,24 +35,41 @@ def validate(
 ) -> dict[str, float] | None:
     """Return loss, accuracy, top5 and count of the loader's split; None if `stop` said so on any rank.
 
-    With `details` the confusion matrix and the worst mistakes are collected on the way.
+    Of images with several labels, accuracy asks for all of them, and mean average precision is added. With
+    `details` the confusion matrix and the worst mistakes are collected on the way.
     """
     model.eval()
+    several = loader.split.targets.ndim == 2
+    scored: list[tuple[np.ndarray, np.ndarray]] = []
     sums = {"loss": 0.0, "accuracy": 0.0, "top5": 0.0, "count": 0.0}
     for batch in loader.epoch(0):
         logits = _forward(model, batch.images, batch.mask, world, precision, micro_batch)
         each, ranked = losses(logits, batch.targets), rank_of_label(logits, batch.targets)
         sums["loss"] += each.double().sum().item()
-        sums["accuracy"] += (ranked == 0).sum().item()
+        right = ((logits >= 0) == (batch.targets > 0)).all(dim=1) if several else ranked == 0
+        sums["accuracy"] += right.sum().item()
         sums["top5"] += (ranked < 5).sum().item()
         sums["count"] += len(batch)
+        if several:
+            scored.append((logits.cpu().numpy(), (batch.targets > 0).cpu().numpy()))
         if details is not None:
             details.add(batch, logits, each, ranked)
         if any(parallel.any_rank([stop()], world)):
             return None
     totals = parallel.total(sums, world)
     count = totals.pop("count")
-    return {**{name: value / max(1.0, count) for name, value in totals.items()}, "count": count}
+    figures = {**{name: value / max(1.0, count) for name, value in totals.items()}, "count": count}
+    if several:
+        parts = [part for rank in parallel.gather(scored, world) for part in rank]
+        scores, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+        figures["mean_average_precision"] = metrics.mean_average_precision(scores, targets)
+    return figures
+
+
+def standing(figures: dict[str, float]) -> list[float]:
+    """Return what makes one evaluation better than another: the first entry, of equal ones the second."""
+    judged = figures.get("mean_average_precision", figures.get("accuracy", 0.0))
+    return [judged, -figures["loss"]]
 
 
 class Details:
@@ -62,12 +81,12 @@ class Details:
         self.worst: list[dict[str, Any]] = []
 
     def add(self, batch: Batch, logits: Tensor, losses: Tensor, ranked: Tensor) -> None:
-        """Take in one batch."""
-        targets, guess, loss = batch.targets.cpu(), logits.argmax(dim=1).cpu(), losses.cpu()
-        truth = targets if targets.ndim == 1 else targets.argmax(dim=1)
-        if targets.ndim == 1:
-            pairs = torch.bincount(truth * self.split.classes + guess, minlength=self.confusion.numel())
-            self.confusion += pairs.view_as(self.confusion)
+        """Take in one batch; with several labels an image, no class is taken for another."""
+        if batch.targets.ndim == 2:
+            return
+        truth, guess, loss = batch.targets.cpu(), logits.argmax(dim=1).cpu(), losses.cpu()
+        pairs = torch.bincount(truth * self.split.classes + guess, minlength=self.confusion.numel())
+        self.confusion += pairs.view_as(self.confusion)
         shares = logits.softmax(dim=1).cpu()
         wrong = (ranked.cpu() > 0).nonzero()[:, 0]
         for i in wrong[loss[wrong].argsort(descending=True)][:WORST].tolist():
@@ -84,6 +103,8 @@ class Details:
 
     def gather(self, world: parallel.World) -> dict[str, Any]:
         """Return what all ranks have seen, as plain values."""
+        if self.split.targets.ndim == 2:
+            return {}
         worst = [row for rows in parallel.gather(self.worst, world) for row in rows]
         confusion = torch.stack(parallel.gather(self.confusion, world)).sum(dim=0)
         return {

@@ -33,6 +33,16 @@ class Source(Protocol):
         """The probability below which no label is given."""
         ...
 
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image may have several labels."""
+        ...
+
+    @property
+    def thresholds(self) -> list[float]:
+        """The probability from which each of several labels is given."""
+        ...
+
     def read(self, picture: Any) -> Tensor:
         """Decode and preprocess one picture."""
         ...
@@ -48,9 +58,11 @@ class Graph(nn.Module):
     mean: Tensor  # (C, 1, 1)
     std: Tensor
 
-    def __init__(self, model: Model, temperature: float, pixels: Preprocessing | None, half: bool) -> None:
+    def __init__(
+        self, model: Model, temperature: float, several: bool, pixels: Preprocessing | None, half: bool
+    ) -> None:
         super().__init__()
-        self.model, self.temperature, self.half_precision = model, temperature, half
+        self.model, self.temperature, self.several, self.half_precision = model, temperature, several, half
         self.pixels = pixels is not None
         if pixels is not None:
             self.register_buffer("mean", torch.tensor(pixels.mean)[:, None, None], persistent=False)
@@ -60,14 +72,21 @@ class Graph(nn.Module):
         if self.pixels:  # (B, H, W, C) uint8 → (B, C, H, W)
             images = (images.permute(0, 3, 1, 2).float() / 255.0 - self.mean) / self.std
         logits = self.model(images.half() if self.half_precision else images).float()
-        return logits, (logits / self.temperature).softmax(-1)
+        scaled = logits / self.temperature
+        return logits, scaled.sigmoid() if self.several else scaled.softmax(-1)
 
 
 def graph(source: Source, *, pixels: bool, half: bool) -> tuple[Graph, Tensor]:
     """Return what to export, with example images."""
     settings = source.preprocess.preprocessing
     model = deepcopy(source.model).cpu().eval()
-    module = Graph(model.half() if half else model, source.temperature, settings if pixels else None, half)
+    module = Graph(
+        model.half() if half else model,
+        source.temperature,
+        source.multilabel,
+        settings if pixels else None,
+        half,
+    )
     height, width = settings.image_size
     if pixels:
         return module.eval(), torch.zeros(2, height, width, settings.channels, dtype=torch.uint8)
@@ -86,6 +105,7 @@ def describe(source: Source, *, pixels: bool, precision: Precision) -> dict[str,
         "input": {"name": "pixels" if pixels else "images", "kind": kind},
         "temperature": source.temperature,
         "abstain": source.abstain,
+        **({"thresholds": source.thresholds} if source.multilabel else {}),
         "precision": precision,
         "architecture": to_dict(source.model.config),
     }

@@ -14,8 +14,8 @@ from vitreous.config import Interpolation, Preprocessing
 from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
-from vitreous.layouts.names import Rules, drop, fuse, refuse, rename, split
-from vitreous.models.architecture import ResNetConfig, ViTConfig
+from vitreous.layouts.names import IMAGENET, Rules, drop, fuse, refuse, rename, split
+from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
 from vitreous.models.weights import Weights
 
 IN: Rules = [
@@ -100,7 +100,11 @@ def read(container: Container, hints: Hints) -> Weights:
     if "head.fc.weight" in tensors:
         tensors["head.fc.weight"] = tensors["head.fc.weight"][:, :, None, None]
     config = infer.architecture(tensors, _hints(document) | hints, notes)
-    preprocessing = _read_processor(container.document("preprocessor_config.json"), config.image_size, notes)
+    processor = container.document("preprocessor_config.json")
+    if processor:
+        preprocessing = _read_processor(processor, config.image_size, notes)
+    else:
+        preprocessing = _assume_processor(config, notes)
     return Weights(
         config=config,
         tensors=tensors,
@@ -278,12 +282,19 @@ def _read_labels(document: dict[str, Any], classes: int) -> list[str] | None:
     return None if labels == [f"LABEL_{row}" for row in range(classes)] or "" in labels else labels
 
 
+def _assume_processor(config: Architecture, notes: list[str]) -> Preprocessing:
+    size = config.image_size
+    if isinstance(config, ViTConfig) and _kind(config).startswith("dinov2"):
+        notes.append("preprocessing: assumed, DINOv2's, ImageNet mean and std (no preprocessor_config.json)")
+        before = (round(size[0] * 256 / 224), round(size[1] * 256 / 224))
+        return Preprocessing(image_size=size, resize_size=before, **IMAGENET)
+    notes.append(
+        "preprocessing: assumed, mean 0.5, std 0.5, stretched, bilinear (no preprocessor_config.json)"
+    )
+    return Preprocessing(image_size=size, resize="exact", interpolation="bilinear")
+
+
 def _read_processor(document: dict[str, Any], size: tuple[int, int], notes: list[str]) -> Preprocessing:
-    if not document:
-        notes.append(
-            "preprocessing: assumed, mean 0.5, std 0.5, stretched, bilinear (no preprocessor_config.json)"
-        )
-        return Preprocessing(image_size=size, resize="exact", interpolation="bilinear")
     before = document.get("size") or {}
     before = {"height": before, "width": before} if isinstance(before, int) else before
     crop = document.get("crop_size") or {}

@@ -16,7 +16,7 @@ from vitreous.config import Interpolation, Preprocessing
 from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
-from vitreous.layouts.names import Rules, drop, refuse, rename
+from vitreous.layouts.names import IMAGENET, Rules, drop, refuse, rename
 from vitreous.models import zoo
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
 from vitreous.models.weights import Weights
@@ -29,7 +29,6 @@ IN: Rules = [
     (r"^pre_logits\.fc\.", "pre_logits."),  # timm before 0.6
 ]
 UNUSED = r"mask_token$|decoder_"  # of MAE's and DINOv2's pre-training
-IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 INTERPOLATIONS: dict[str, Interpolation] = {
     "bicubic": "bicubic",
     "bilinear": "bilinear",

@@ -4,7 +4,7 @@ from vitreous.config import Preprocessing
 from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
-from vitreous.layouts.names import Rules, refuse, rename
+from vitreous.layouts.names import IMAGENET, Rules, refuse, rename
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.weights import Weights
 
@@ -52,8 +52,7 @@ def read(container: Container, hints: Hints) -> Weights:
         image_size=size,
         resize_size=(size[0] * 8 // 7, size[1] * 8 // 7),
         interpolation="bilinear",
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
+        **IMAGENET,
     )
     notes.append("preprocessing: torchvision's for IMAGENET1K_V1 (the file has none)")
     return Weights(config=config, tensors=tensors, preprocessing=preprocessing, notes=notes)

@@ -84,7 +84,10 @@ def set_sizes(model: Model, image_size: Size | None, patch_size: Size | None) ->
 
 
 def refit(preprocessing: Preprocessing, image_size: tuple[int, int], channels: int) -> Preprocessing:
-    """Return the preprocessing for another image size (the same share is cropped) or number of channels."""
+    """Return the preprocessing for another image size (the same share is cropped) or number of channels.
+
+    Images that were taken as they are can't be any more: they are scaled to cover the new size.
+    """
     old, resize = preprocessing.image_size, preprocessing.resize_size
     if resize is not None and image_size != old:
         resize = (round(resize[0] * image_size[0] / old[0]), round(resize[1] * image_size[1] / old[1]))
@@ -94,7 +97,8 @@ def refit(preprocessing: Preprocessing, image_size: tuple[int, int], channels: i
             mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
         else:
             mean, std = (tuple(values[i % len(values)] for i in range(channels)) for values in (mean, std))
-    return replace(preprocessing, image_size=image_size, resize_size=resize, mean=mean, std=std)
+    rule = "cover" if preprocessing.resize == "none" and image_size != old else preprocessing.resize
+    return replace(preprocessing, image_size=image_size, resize=rule, resize_size=resize, mean=mean, std=std)
 
 
 def _configure(model: Any, **changes: int) -> None:

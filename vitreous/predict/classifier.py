@@ -36,11 +36,20 @@ class Prediction:
     probability: float
     top: list[tuple[str, float]]
     file: str | None = None
+    labels: list[str] | None = None
+    """Of a model with several labels a picture: all that reach their thresholds, the likeliest first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `vitreous predict --json`."""
         top = [{"label": label, "probability": probability} for label, probability in self.top]
-        return {"file": self.file, "label": self.label, "probability": self.probability, "top": top}
+        several = {} if self.labels is None else {"labels": self.labels}
+        return {
+            "file": self.file,
+            "label": self.label,
+            "probability": self.probability,
+            "top": top,
+            **several,
+        }
 
 
 @dataclass
@@ -89,10 +98,34 @@ class Classifier:
             raise CheckpointError(f"abstain threshold {value!r} is not a probability: use 0 to 1")
         return float(value)
 
+    @property
+    def multilabel(self) -> bool:
+        """Whether a picture may have several labels: each is then a yes or no of its own."""
+        return self.about.get("multilabel") is True
+
+    @property
+    def thresholds(self) -> list[float]:
+        """The probability from which each label is given, of a model with several labels a picture."""
+        value = self.about.get("thresholds") or [0.5] * len(self.labels)
+        if not isinstance(value, list) or len(value) != len(self.labels) or not all(map(_number, value)):
+            raise CheckpointError("the thresholds are not one number a label: calibrate again")
+        return value
+
     @torch.inference_mode()
     def probabilities(self, images: torch.Tensor) -> torch.Tensor:
         """Return calibrated class probabilities (B, K) of preprocessed images (B, C, H, W), on the CPU."""
-        return (self.model(images.to(self.device)).float() / self.temperature).softmax(-1).cpu()
+        logits = self.model(images.to(self.device)).float() / self.temperature
+        return (logits.sigmoid() if self.multilabel else logits.softmax(-1)).cpu()
+
+    def decide(self, row: Sequence[float], best: int) -> tuple[str | None, list[str] | None]:
+        """Return the label of an image with these probabilities, if one is given; and all, if it may be
+        several."""
+        if not self.multilabel:
+            return (self.labels[best] if row[best] >= self.abstain else None), None
+        limits = self.thresholds
+        given = [each for each in range(len(row)) if row[each] >= max(limits[each], self.abstain)]
+        several = [self.labels[each] for each in sorted(given, key=row.__getitem__, reverse=True)]
+        return (several[0] if several else None), several
 
     def read(self, picture: Picture) -> torch.Tensor:
         """Decode and preprocess one picture: (C, H, W)."""
@@ -127,12 +160,12 @@ class Classifier:
         self, probabilities: torch.Tensor, files: Sequence[str | None], *, top: int = 5
     ) -> list[Prediction]:
         """Turn probabilities (B, K) into predictions: the best classes by name, or an abstention."""
-        values, rows = probabilities.topk(min(top, len(self.labels)))
+        best = probabilities.topk(min(top, len(self.labels))).indices.tolist()
         found = []
-        for file, row, value in zip(files, rows.tolist(), values.tolist(), strict=True):
-            ranked = [(self.labels[each], probability) for each, probability in zip(row, value, strict=True)]
-            label = ranked[0][0] if value[0] >= self.abstain else None
-            found.append(Prediction(label=label, probability=value[0], top=ranked, file=file))
+        for file, order, row in zip(files, best, probabilities.tolist(), strict=True):
+            label, several = self.decide(row, order[0])
+            ranked = [(self.labels[each], row[each]) for each in order]
+            found.append(Prediction(label, row[order[0]], ranked, file, several))
         return found
 
 

@@ -48,7 +48,7 @@ class TableWriter:
             self.rows.append([visible(entry.file), "", None, f"error: {visible(entry.error)}"])
         else:
             others = ", ".join(f"{visible(name)} {value:.2f}" for name, value in entry.top[1:3])
-            label = "(abstains)" if entry.label is None else visible(entry.label)
+            label = "(abstains)" if entry.label is None else visible(", ".join(_labels(entry)))
             self.rows.append([visible(entry.file or "-"), label, entry.probability, others])
         if len(self.rows) == TABLE_ROWS:
             self.close()
@@ -92,7 +92,7 @@ class CsvWriter:
             row = [entry.file, "", "", "", entry.error, self.model]
         else:
             top = json.dumps([[name, round(value, 6)] for name, value in entry.top], ensure_ascii=False)
-            row = [entry.file, entry.label or "", f"{entry.probability:.6f}", top, "", self.model]
+            row = [entry.file, "|".join(_labels(entry)), f"{entry.probability:.6f}", top, "", self.model]
         self.rows.writerow(row)
         self.stream.flush()
 
@@ -179,6 +179,7 @@ def fingerprint(classifier: Classifier) -> str:
         "preprocessing": repr(classifier.preprocess.preprocessing),
         "labels": classifier.labels,
         "calibration": [classifier.temperature, classifier.abstain],
+        "thresholds": classifier.thresholds if classifier.multilabel else None,
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -189,6 +190,12 @@ def visible(text: str) -> str:
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
         for each in text
     )
+
+
+def _labels(entry: Prediction) -> list[str]:
+    if entry.labels is not None:
+        return entry.labels
+    return [] if entry.label is None else [entry.label]
 
 
 def _digest(file: str) -> int:

@@ -78,7 +78,7 @@ def from_evaluation(document: dict[str, Any], data: Dataset | None = None, comma
         report.summary = {**report.summary, "accuracy, 95 % interval": span}
     measured(report, document)
     try:
-        split = (data or open_data(document["data"])).splits[document["split"]]
+        _, split = (data or open_data(document["data"])).part(document["split"])
         look(report, predict.load(document["checkpoint"]), split, document)
     except (VitreousError, KeyError) as error:
         report.notes = [*report.notes, warn_left_out("images and figures", error)]
@@ -90,7 +90,9 @@ def measured(report: Report, document: dict[str, Any]) -> None:
     rows = document.get("per_class") or []
     report.split = str(document.get("split") or report.split)
     report.labels = document.get("labels") or [row["label"] for row in rows] or report.labels
-    if document.get("confusion"):
+    if (
+        np.ndim(document.get("confusion") or 0) == 2
+    ):  # of several labels an image each has a matrix of its own
         report.confusion = np.array(document["confusion"], np.int64)
         report.per_class = class_rows(report.confusion, report.labels)
     elif rows:

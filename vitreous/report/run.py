@@ -51,8 +51,7 @@ def _look(
     """Add what needs the model, and the images where they can still be read."""
     classifier = predict.load(best)
     try:
-        options = config.get("options", {})
-        root, seed = options.get("data_root"), options.get("seed", 0)
+        root, seed = config.get("data_root"), config.get("options", {}).get("seed", 0)
         splits = (data or open_data(config["data"], data_root=root, seed=seed)).splits
         report.split = report.split or next(name for name in ("test", "val", "train") if name in splits)
         split = splits[report.split]

@@ -13,10 +13,14 @@ class Score(BaseModel):
 
 
 class Answer(BaseModel):
-    """What the model says of one image; `label` is null where it abstains. A bad image has `error` alone."""
+    """What the model says of one image; `label` is null where it abstains. A bad image has `error` alone.
+
+    `labels` is there where an image may have several: all that reach their thresholds.
+    """
 
     file: str | None
     label: str | None = None
+    labels: list[str] | None = None
     probability: float | None = None
     top: list[Score] | None = None
     error: str | None = None

@@ -33,6 +33,7 @@ def card(classifier: Classifier, name: str, settings: Settings) -> dict[str, Any
         "preprocessing": asdict(classifier.preprocess.preprocessing),
         "temperature": classifier.temperature,
         "abstain": classifier.abstain,
+        "multilabel": classifier.multilabel,
         "attention": _attention(config) if vit and config.frames is None else None,
         "about": {key: about[key] for key in TOLD if key in about},
         "recipe": {key: recipe[key] for key in RECIPE if isinstance(recipe.get(key), str | int | float)},

@@ -98,11 +98,12 @@ class Service:
     async def answer(self, picture: bodies.Picture, top: int) -> dict[str, Any]:
         """Return the prediction for one image."""
         row = await self.batcher.submit(await self.read(picture.data))
-        labels, abstain = self.classifier.labels, self.classifier.abstain
+        labels = self.classifier.labels
         best = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:top]
         scores = [{"label": labels[each], "probability": row[each]} for each in best]
-        label = labels[best[0]] if row[best[0]] >= abstain else None
-        return {"file": picture.file, "label": label, "probability": row[best[0]], "top": scores}
+        label, several = self.classifier.decide(row, best[0])
+        given = {} if several is None else {"labels": several}
+        return {"file": picture.file, "label": label, "probability": row[best[0]], "top": scores, **given}
 
     def seen(self, data: bytes) -> bytes:
         """Return the pixels that the model sees, as PNG."""

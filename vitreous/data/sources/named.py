@@ -3,7 +3,7 @@ it."""
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,8 @@ def _by_torchvision(name: str, root: Path) -> Found | None:
     """Open a set of image files through torchvision's class, which knows where its lists are."""
     import torchvision.datasets
 
-    kind, attributes, options = TORCHVISION[name]
+    kind, kept, options = TORCHVISION[name]
+    assert kept is not None
     splits: dict[str, tuple[Images, list[Label]]] = {}
     names: list[str] | None = None
     for split, option in options.items():
@@ -149,7 +150,7 @@ def _by_torchvision(name: str, root: Path) -> Found | None:
             part = getattr(torchvision.datasets, kind)(str(root), download=False, **option)
         except Exception:  # torchvision raises what it likes for a set that is missing or half there
             return None
-        files, targets = _attribute(part, attributes[0]), _attribute(part, attributes[1])
+        files, targets = kept(part)
         paths = [str(file) for file in files]
         splits[split] = (
             EncodedImages(paths, [_below(path, root) for path in paths]),
@@ -160,47 +161,116 @@ def _by_torchvision(name: str, root: Path) -> Found | None:
     return Found(splits, names)
 
 
-def _attribute(part: object, name: str) -> list[Any]:
-    if name.startswith("samples"):
-        return [sample[int(name[-1])] for sample in getattr(part, "_samples", None) or part.samples]  # pyright: ignore[reportAttributeAccessIssue]
-    return list(getattr(part, name))
-
-
 def _below(path: str, root: Path) -> str:
     return str(Path(path).relative_to(root)) if Path(path).is_relative_to(root) else path
 
 
-# name → torchvision's class, its attributes with the files and the labels, and the options of each split
-_SAMPLES = ("samples0", "samples1")
-_FILES = ("_image_files", "_labels")
+# How each class of torchvision keeps its files and their labels.
+Kept = Callable[[Any], tuple[Sequence[Any], Sequence[Any]]]
+
+
+def _lists(part: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    return part._image_files, part._labels
+
+
+def _pets(part: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    return part._images, part._labels
+
+
+def _samples(part: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    pairs = getattr(part, "_samples", None) or part.samples
+    return [file for file, _ in pairs], [label for _, label in pairs]
+
+
+def _caltech(name: str, root: Path) -> Found | None:
+    """Read the class folders themselves: torchvision's class makes a folder where there is none."""
+    folder = root / "caltech101" / "101_ObjectCategories"
+    classes = sorted(path for path in folder.glob("*") if path.name != "BACKGROUND_Google" and path.is_dir())
+    files = [(str(file), label) for label, path in enumerate(classes) for file in sorted(path.glob("*.jpg"))]
+    if not files:
+        return None
+    paths = [path for path, _ in files]
+    images = EncodedImages(paths, [_below(path, root) for path in paths])
+    return Found({"train": (images, [label for _, label in files])}, [path.name for path in classes])
+
+
+def _svhn(name: str, root: Path) -> Found | None:
+    """Read the cropped digits' two files; in them the digit 0 is labelled 10."""
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    files = {split: root / f"{split}_32x32.mat" for split in ("train", "test")}
+    if not all(file.is_file() for file in files.values()):
+        return None
+    loaded = {}
+    for split, file in files.items():
+        try:
+            held = loadmat(file, variable_names=["X", "y"])
+            loaded[split] = (held["X"].transpose(3, 0, 1, 2), held["y"].astype(np.int64).ravel() % 10)
+        except (OSError, ValueError, KeyError, TypeError, NotImplementedError, MatReadError) as error:
+            raise DataError(f"{file}: not a readable file of SVHN: {error}") from None
+    return arrays.arrays_found(str(root), loaded, DIGITS, mirror=False)
+
+
+def _pcam(name: str, root: Path) -> Found | None:
+    """Read PatchCamelyon's HDF5 files into memory (9 GB: 327,680 patches of 96 x 96)."""
+    parts = {"train": "train", "val": "valid", "test": "test"}
+    pattern = "camelyonpatch_level_2_split_{}_{}.h5"
+    files = {
+        split: [root / "pcam" / pattern.format(part, letter) for letter in "xy"]
+        for split, part in parts.items()
+    }
+    if not all(file.is_file() for pair in files.values() for file in pair):
+        return None
+    try:
+        import h5py  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise DataError("pcam is kept as HDF5: `pip install h5py` to read it") from None
+    loaded = {}
+    for split, (x, y) in files.items():
+        try:
+            with h5py.File(x) as images, h5py.File(y) as targets:
+                loaded[split] = (images["x"][()], targets["y"][()].astype(np.int64).ravel())
+        except (OSError, KeyError) as error:
+            raise DataError(f"{x}: not a readable file of PatchCamelyon: {error}") from None
+    return arrays.arrays_found(str(root / "pcam"), loaded, ["normal", "tumor"])
+
+
+# name → torchvision's class, where it keeps files and labels (None: our own reader), each split's options
 _THREE = {split: {"split": split} for split in ("train", "val", "test")}
 _TWO = {split: {"split": split} for split in ("train", "test")}
 _TRAIN_TEST = {"train": {"train": True}, "test": {"train": False}}
-TORCHVISION: dict[str, tuple[str, tuple[str, str], dict[str, dict[str, Any]]]] = {
-    "mnist": ("MNIST", ("", ""), _TRAIN_TEST),
-    "fashion-mnist": ("FashionMNIST", ("", ""), _TRAIN_TEST),
-    "kmnist": ("KMNIST", ("", ""), _TRAIN_TEST),
-    "cifar10": ("CIFAR10", ("", ""), _TRAIN_TEST),
-    "cifar100": ("CIFAR100", ("", ""), _TRAIN_TEST),
-    "flowers102": ("Flowers102", _FILES, _THREE),
-    "pets": (
-        "OxfordIIITPet",
-        ("_images", "_labels"),
-        {"train": {"split": "trainval"}, "test": {"split": "test"}},
-    ),
-    "food101": ("Food101", _FILES, _TWO),
-    "dtd": ("DTD", _FILES, _THREE),
-    "aircraft": ("FGVCAircraft", _FILES, _THREE),
-    "gtsrb": ("GTSRB", _SAMPLES, _TWO),
-    "eurosat": ("EuroSAT", _SAMPLES, {"train": {}}),
+TORCHVISION: dict[str, tuple[str, Kept | None, dict[str, dict[str, Any]]]] = {
+    "mnist": ("MNIST", None, _TRAIN_TEST),
+    "fashion-mnist": ("FashionMNIST", None, _TRAIN_TEST),
+    "kmnist": ("KMNIST", None, _TRAIN_TEST),
+    "cifar10": ("CIFAR10", None, _TRAIN_TEST),
+    "cifar100": ("CIFAR100", None, _TRAIN_TEST),
+    "svhn": ("SVHN", None, _TWO),
+    "pcam": ("PCAM", None, _THREE),
+    "caltech101": ("Caltech101", None, {"train": {}}),
+    "flowers102": ("Flowers102", _lists, _THREE),
+    "pets": ("OxfordIIITPet", _pets, {"train": {"split": "trainval"}, "test": {"split": "test"}}),
+    "food101": ("Food101", _lists, _TWO),
+    "dtd": ("DTD", _lists, _THREE),
+    "sun397": ("SUN397", _lists, {"train": {}}),
+    "clevr": ("CLEVRClassification", _lists, {"train": {"split": "train"}, "test": {"split": "val"}}),
+    "aircraft": ("FGVCAircraft", _lists, _THREE),
+    "gtsrb": ("GTSRB", _samples, _TWO),
+    "eurosat": ("EuroSAT", _samples, {"train": {}}),
     "country211": (
         "Country211",
-        _SAMPLES,
+        _samples,
         {"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}},
     ),
 }
-READERS: dict[str, Callable[[str, Path], Found | None]] = {
-    name: _idx if name.endswith("mnist") else _cifar if name.startswith("cifar") else _by_torchvision
-    for name in TORCHVISION
+Reader = Callable[[str, Path], Found | None]
+OWN: dict[str, Reader] = {
+    **dict.fromkeys(("mnist", "fashion-mnist", "kmnist"), _idx),
+    **dict.fromkeys(("cifar10", "cifar100"), _cifar),
+    "svhn": _svhn,
+    "pcam": _pcam,
+    "caltech101": _caltech,
 }
+READERS: dict[str, Reader] = {name: OWN.get(name, _by_torchvision) for name in TORCHVISION}
 NAMES = ("digits", *TORCHVISION)

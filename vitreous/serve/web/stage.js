@@ -86,11 +86,15 @@ export class Stage {
       return row;
     });
     this.list.replaceChildren(...rows);
+    const labels = prediction.labels?.join(", ") || prediction.label;
     if (prediction.label === null) {
-      const below = `No label: the best is below the model's threshold of ${100 * this.model.abstain} %.`;
-      this.status.textContent = below;
+      this.status.textContent = this.model.multilabel
+        ? "No label reaches its threshold."
+        : `No label: the best is below the model's threshold of ${100 * this.model.abstain} %.`;
+    } else if (this.model.multilabel) {
+      this.status.textContent = `Labels: ${labels}`;
     }
-    const label = prediction.label ?? "no label";
+    const label = labels ?? "no label";
     this.canvas.setAttribute("aria-label", `Image ${this.name}: ${label}. Arrow keys move the chosen patch.`);
   }
 

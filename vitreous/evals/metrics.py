@@ -1,0 +1,48 @@
+"""The one figure by which a task is judged, and by which a probe's options are chosen.
+
+Letters: N images, K classes.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from sklearn.metrics import average_precision_score
+
+Name = Literal["accuracy", "mean_per_class_accuracy", "mean_average_precision"]
+RESAMPLES = 500
+
+
+def accuracy(scores: np.ndarray, targets: np.ndarray) -> float:  # (N, K), (N,)
+    """Return the share of images whose highest score is their class."""
+    return float((scores.argmax(1) == targets).mean())
+
+
+def mean_per_class_accuracy(scores: np.ndarray, targets: np.ndarray) -> float:  # (N, K), (N,)
+    """Return the mean of the classes' own accuracies: rare classes count as much as common ones."""
+    right = scores.argmax(1) == targets
+    count = np.bincount(targets, minlength=scores.shape[1])
+    return float((np.bincount(targets, right, minlength=len(count))[count > 0] / count[count > 0]).mean())
+
+
+def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:  # (N, K), (N, K) bool
+    """Return the mean over labels that occur of the area under the precision-recall curve."""
+    seen = targets.any(0)
+    if not seen.any():
+        return 0.0
+    return float(average_precision_score(targets[:, seen], scores[:, seen], average="macro"))
+
+
+METRICS: dict[Name, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": accuracy,
+    "mean_per_class_accuracy": mean_per_class_accuracy,
+    "mean_average_precision": mean_average_precision,
+}
+
+
+def interval(name: Name, scores: np.ndarray, targets: np.ndarray, seed: int = 0) -> list[float]:
+    """Return the 95 % percentile interval of a figure over images drawn again with replacement."""
+    generator, count = np.random.default_rng(seed), len(targets)
+    draws = (generator.integers(0, count, count) for _ in range(RESAMPLES))
+    values = [METRICS[name](scores[rows], targets[rows]) for rows in draws]
+    return [float(edge) for edge in np.quantile(values, [0.025, 0.975])]
