@@ -223,14 +223,14 @@ def _pcam(name: str, root: Path) -> Found | None:
     if not all(file.is_file() for pair in files.values() for file in pair):
         return None
     try:
-        import h5py  # pyright: ignore[reportMissingImports]
+        import h5py
     except ImportError:
         raise DataError("pcam is kept as HDF5: `pip install h5py` to read it") from None
     loaded = {}
     for split, (x, y) in files.items():
         try:
             with h5py.File(x) as images, h5py.File(y) as targets:
-                loaded[split] = (images["x"][()], targets["y"][()].astype(np.int64).ravel())
+                loaded[split] = (np.asarray(images["x"]), np.asarray(targets["y"]).astype(np.int64).ravel())
         except (OSError, KeyError) as error:
             raise DataError(f"{x}: not a readable file of PatchCamelyon: {error}") from None
     return arrays.arrays_found(str(root / "pcam"), loaded, ["normal", "tumor"])
