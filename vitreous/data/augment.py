@@ -6,6 +6,7 @@ Draws come from `order`; pixels are moved by `resample` and `operations`. Nothin
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ PRESETS: dict[str, Augment] = {
     "medium": Augment(randaugment=(2, 15), mixup=0.2),
     "strong": Augment(randaugment=(2, 20), mixup=0.8),
 }
+SMALL = 1 << 15
 TINY = 64
 TINY_CROP = (0.5, 1.0)
 
@@ -116,18 +118,24 @@ class Draws:
 def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Turn uint8 (…, C, H, W) into the model's float32: pixels in [0, 1], minus the mean, over the
     deviation."""
-    mean, std = (
-        torch.tensor(values, dtype=torch.float64) for values in (preprocessing.mean, preprocessing.std)
-    )
-    scale = (1 / (255 * std)).float().to(images.device)[:, None, None]
-    shift = (mean / std).float().to(images.device)[:, None, None]
+    scale, shift = _scale_and_shift(preprocessing.mean, preprocessing.std, images.device)
     scaled = torch.empty(images.shape, dtype=torch.float32, device=images.device)
     # Image by image on the CPU: one image stays in its cache over the three passes, a batch would not.
-    for source, target in (
-        zip(images, scaled, strict=True) if images.device.type == "cpu" else [(images, scaled)]
-    ):
+    large = images.device.type == "cpu" and images[0].numel() > SMALL
+    for source, target in zip(images, scaled, strict=True) if large else [(images, scaled)]:
         target.copy_(source).mul_(scale).sub_(shift)
     return scaled
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def _scale_and_shift(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return what pixels are multiplied by and what is taken away then, each (C, 1, 1)."""
+    centre, spread = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
+    scale, shift = (1 / (255 * spread)).float(), (centre / spread).float()
+    return scale.to(device)[:, None, None], shift.to(device)[:, None, None]
 
 
 class EvaluationTransform:
@@ -138,15 +146,16 @@ class EvaluationTransform:
 
     def __call__(self, image: Image.Image | np.ndarray) -> Tensor:
         """Return float32 (C, H, W)."""
-        return self._normalized(self.pixels(image))
+        return self.normalized(self.pixels(image))
 
-    def _normalized(self, pixels: np.ndarray) -> Tensor:
+    def normalized(self, pixels: np.ndarray) -> Tensor:
+        """Return float32 (C, H, W) of the pixels that the model will see."""
         return normalize(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], self.preprocessing)[0]
 
     def with_mask(self, image: Image.Image | np.ndarray) -> tuple[Tensor, Tensor]:
         """Return (C, H, W) and the patches that hold some of the image, bool (N,); the others are padding."""
         fitted = self.fitted(image)
-        return self._normalized(self.padded(fitted)), torch.from_numpy(self.mask(*fitted.shape[:2]))
+        return self.normalized(self.padded(fitted)), torch.from_numpy(self.mask(*fitted.shape[:2]))
 
     def pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
         """Return the uint8 pixels that the model will see, (H, W, C); what remains is to normalise them."""

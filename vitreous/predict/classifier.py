@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitreous import checkpoint, console, layouts, parallel
 from vitreous.config import Preprocessing
-from vitreous.data.augment import EvaluationTransform
+from vitreous.data.augment import EvaluationTransform, normalize
 from vitreous.data.decode import decode
 from vitreous.errors import CheckpointError, DataError, ModelError
 from vitreous.layouts import containers
@@ -116,6 +116,11 @@ class Classifier:
         """Return calibrated class probabilities (B, K) of preprocessed images (B, C, H, W), on the CPU."""
         logits = self.model(images.to(self.device)).float() / self.temperature
         return (logits.sigmoid() if self.multilabel else logits.softmax(-1)).cpu()
+
+    def probabilities_of(self, pixels: np.ndarray) -> torch.Tensor:
+        """Return the same of uint8 pixels (B, H, W, C) as `preprocess.pixels` gives them."""
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(self.device)
+        return self.probabilities(normalize(images, self.preprocess.preprocessing))
 
     def decide(self, row: Sequence[float], best: int) -> tuple[str | None, list[str] | None]:
         """Return the label of an image with these probabilities, if one is given; and all, if it may be

@@ -14,7 +14,8 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Scope
 
 from vitreous.inspection import position_similarity
 from vitreous.models.vit import VisionTransformer
@@ -36,6 +37,14 @@ from vitreous.version import __version__
 IMAGE_PROBLEMS = (408, 413, 415, 422, 429, 503, 504)
 MESSAGES = {404: "there is nothing at this path", 405: "this path does not take that method"}
 Handler = Callable[..., Coroutine[Any, Any, Response]]
+
+
+class PlainRoute(Route):
+    """Takes requests without parameters, where FastAPI has nothing to check: it would add a fifth to them."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Leave those with parameters to FastAPI's route of the same path."""
+        return (Match.NONE, {}) if scope.get("query_string") else super().matches(scope)
 
 
 def create_app(
@@ -146,6 +155,14 @@ def _image_routes(app: FastAPI, service: Service) -> None:
     )
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=most)] = min(5, most)) -> Response:
         """Label one image (the body) or several (a form); a bad one fails alone."""
+        return await answered(request, top)
+
+    async def predict_plainly(request: Request) -> Response:
+        return await answered(request, min(5, most))
+
+    app.router.routes.insert(0, PlainRoute("/predict", predict_plainly, methods=["POST"]))
+
+    async def answered(request: Request, top: int) -> Response:
         async with service.request(request) as pictures:
             if len(pictures) == 1:
                 return _json({"predictions": [await _counted(service, service.answer(pictures[0], top))]})
@@ -205,7 +222,7 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
         """
         number = layer % config.depth
         async with service.request(request, images=1) as (picture,):
-            image = await service.read(picture.data)
+            image = service.classifier.preprocess.normalized(await service.read(picture.data))
             found = await service.look(lambda: looking.links(model, image, kind, number))
         if patch == "all":
             if head == "mean":

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,12 +22,15 @@ from vitreous.serve.settings import Settings, overloaded
 
 Result = TypeVar("Result")
 INLINE_SECONDS = 0.003
-"""A batch that takes less on one core is computed on the event loop: handing it over would cost more."""
+"""An image that takes less on one core is computed on the event loop: handing it over would cost more."""
+LOOP_SECONDS = 0.03
+"""How long the event loop computes at a stretch before it looks at its sockets again."""
 PAYS = 0.95
 """A larger batch must bring the time of an image below this share of what it was."""
 HEADROOM = 0.7
 """Requests are let in while the work before them takes this share of the deadline at most."""
-Compute = Callable[[Tensor], Tensor]
+Compute = Callable[[np.ndarray], Tensor]
+"""From uint8 pixels (B, H, W, C) to probabilities (B, K)."""
 
 
 class Door:
@@ -79,7 +83,7 @@ class Entry:
 class Job:
     """One image that waits for its probabilities."""
 
-    image: Tensor
+    pixels: np.ndarray
     answer: "asyncio.Future[list[float]]"
 
 
@@ -103,13 +107,13 @@ class Batcher:
         cores = torch.get_num_threads()
         if device.type == "cpu":
             torch.set_num_threads(1)
-            self.inline = self._measure(torch.zeros(1, *shape)) < INLINE_SECONDS
+            self.inline = self._measure(1, shape) < INLINE_SECONDS
             if not self.inline:
                 torch.set_num_threads(cores)
-        longest = INLINE_SECONDS if self.inline else self.door.settings.deadline / 20
+        longest = LOOP_SECONDS / 3 if self.inline else self.door.settings.deadline / 20
         best, size = float("inf"), 1
         while size <= self.door.settings.max_batch:
-            seconds = self._measure(torch.zeros(size, *shape))
+            seconds = self._measure(size, shape)
             if seconds / size > PAYS * best or (size > 1 and seconds > longest):
                 break  # no gain, or everybody would wait too long
             best, self.max_batch = seconds / size, size
@@ -131,10 +135,10 @@ class Batcher:
             self.thread.join()
         self.side.shutdown()
 
-    def submit(self, image: Tensor) -> "asyncio.Future[list[float]]":
-        """Return the future probabilities of one preprocessed image."""
+    def submit(self, pixels: np.ndarray) -> "asyncio.Future[list[float]]":
+        """Return the future probabilities of one image, of which the model's pixels are given."""
         assert self.loop is not None
-        job = Job(image, self.loop.create_future())
+        job = Job(pixels, self.loop.create_future())
         if not self.inline:
             self.jobs.put(job)
         else:
@@ -149,11 +153,17 @@ class Batcher:
         return await self.loop.run_in_executor(self.side, function)
 
     def _compute_here(self) -> None:
-        """Compute one batch on the loop; the rest in its next turn, so that the loop can breathe."""
-        jobs, self.waiting = self.waiting[: self.max_batch], self.waiting[self.max_batch :]
+        """Compute on the loop what is waiting; what takes longer, in its next turn.
+
+        All that is waiting, because a turn may begin with hundreds of refusals: one batch a turn would let
+        them starve those who were let in.
+        """
+        until = time.perf_counter() + LOOP_SECONDS
+        while self.waiting and time.perf_counter() < until:
+            jobs, self.waiting = self.waiting[: self.max_batch], self.waiting[self.max_batch :]
+            self._resolve(*self._run(jobs))
         if self.waiting and self.loop is not None:
             self.loop.call_soon(self._compute_here)
-        self._resolve(*self._run(jobs))
 
     def _work(self) -> None:
         while (job := self.jobs.get()) is not None:
@@ -176,7 +186,7 @@ class Batcher:
         ]  # nobody waits any more for those past the deadline
         start = time.perf_counter()
         try:
-            rows = self.compute(torch.stack([job.image for job in jobs])).tolist() if jobs else []
+            rows = self.compute(np.stack([job.pixels for job in jobs])).tolist() if jobs else []
         except Exception as error:
             return jobs, error, time.perf_counter() - start
         return jobs, rows, time.perf_counter() - start
@@ -194,11 +204,12 @@ class Batcher:
             else:
                 job.answer.set_result(rows[index])
 
-    def _measure(self, images: Tensor) -> float:
-        self.compute(images)
+    def _measure(self, size: int, shape: Sequence[int]) -> float:
+        pixels = np.zeros((size, *shape), np.uint8)
+        self.compute(pixels)
         times = []
         for _ in range(3):
             start = time.perf_counter()
-            self.compute(images)
+            self.compute(pixels)
             times.append(time.perf_counter() - start)
         return min(times)

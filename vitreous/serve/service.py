@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import numpy as np
 from PIL import Image
 from starlette.requests import Request
-from torch import Tensor
 
 from vitreous.data.decode import decode
 from vitreous.errors import DataError
@@ -33,14 +33,14 @@ class Service:
         self.classifier, self.name, self.settings = classifier, name, settings
         self.meters, self.door = Meters(), Door(settings)
         self.meters.inside.set_function(lambda: self.door.images)
-        self.batcher = Batcher(classifier.probabilities, self.door, self.meters.batches.observe)
+        self.batcher = Batcher(classifier.probabilities_of, self.door, self.meters.batches.observe)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
         self.ready, self.lookers = False, 0
 
     async def warm(self) -> None:
         """Measure the model, then take requests."""
         preprocessing = self.classifier.preprocess.preprocessing
-        shape = (preprocessing.channels, *preprocessing.image_size)
+        shape = (*preprocessing.image_size, preprocessing.channels)
         await asyncio.to_thread(self.batcher.calibrate, shape, self.classifier.device)
         self.batcher.start()
         self.ready = True
@@ -88,12 +88,12 @@ class Service:
         finally:
             self.lookers -= 1
 
-    async def read(self, data: bytes) -> Tensor:
-        """Decode and preprocess one image: tiny ones here, the others in a thread."""
+    async def read(self, data: bytes) -> np.ndarray:
+        """Return the pixels that the model sees; tiny images are decoded here, others in a thread."""
         bodies.checked(data)
         if bodies.is_small(data):
-            return self._read(data)
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, self._read, data)
+            return self.pixels(data)
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, self.pixels, data)
 
     async def answer(self, picture: bodies.Picture, top: int) -> dict[str, Any]:
         """Return the prediction for one image."""
@@ -107,20 +107,16 @@ class Service:
 
     def seen(self, data: bytes) -> bytes:
         """Return the pixels that the model sees, as PNG."""
-        try:
-            pixels = self.classifier.preprocess.pixels(self._decode(data))
-        except DataError:
-            raise UNREADABLE from None
+        pixels = self.pixels(data)
         held = io.BytesIO()
         Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(held, "PNG")
         return held.getvalue()
 
-    def _read(self, data: bytes) -> Tensor:
+    def pixels(self, data: bytes) -> np.ndarray:
+        """Decode, resize and crop an image: uint8 (H, W, C)."""
+        transform = self.classifier.preprocess
         try:
-            return self.classifier.preprocess(self._decode(data))
+            image = decode(data, transform.preprocessing.channels, max_pixels=self.settings.max_pixels)
+            return transform.pixels(image)
         except DataError:
             raise UNREADABLE from None
-
-    def _decode(self, data: bytes) -> Image.Image:
-        channels = self.classifier.preprocess.preprocessing.channels
-        return decode(data, channels, max_pixels=self.settings.max_pixels)

@@ -35,6 +35,7 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=int(settings.deadline) + 1,
@@ -53,6 +54,8 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises it again when all is done: we exit with 0
     server = uvicorn.Server(config)
+    # asyncio's own loop: uvloop is a tenth faster, but accepts one connection a turn, so that most of a crowd
+    # would wait for seconds where they should be answered or refused.
     asyncio.run(server.serve(sockets=[listener]))
     if failures:
         raise failures[0]
