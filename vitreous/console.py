@@ -83,8 +83,10 @@ def _line(message: str, style: str | None) -> None:
 class Progress:
     """Says how far a long piece of work is: a bar on a terminal, elsewhere a plain line now and then."""
 
-    def __init__(self, total: int, *, done: int = 0, quiet: bool = False, every: float = 10.0) -> None:
-        self._every = every
+    def __init__(
+        self, total: int, *, done: int = 0, quiet: bool = False, every: float = 10.0, what: str = "step"
+    ) -> None:
+        self._every, self._what = every, what
         self._last = time.monotonic()
         self._quiet = quiet
         self._bar: Any = None
@@ -94,7 +96,8 @@ class Progress:
             from rich.progress import Progress as Bar
 
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
-            self._bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            console = Console(stderr=True)
+            self._bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=what != "step")
             self._bar.start()
             self._task = self._bar.add_task("", total=total, completed=done)
 
@@ -102,9 +105,11 @@ class Progress:
         """Say that `done` of `total` steps are done, and how it goes; `left` is the time in seconds."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, description=text)
-        elif not self._quiet and (time.monotonic() - self._last >= self._every or done == total):
+        elif not self._quiet and (
+            time.monotonic() - self._last >= self._every or (done == total and self._what == "step")
+        ):
             self._last = time.monotonic()
-            note(f"step {done:,} of {total:,}: {text}" + (f", {duration(left)} left" if left else ""))
+            note(f"{self._what} {done:,} of {total:,}: {text}" + (f", {duration(left)} left" if left else ""))
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -4,13 +4,16 @@ Letters: N images, K classes, D width.
 """
 
 import os
+import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous import console
 from vitreous.config import Preprocessing
 from vitreous.data import Loader, Split
 from vitreous.errors import DataError
@@ -18,9 +21,7 @@ from vitreous.models.architecture import ViTConfig
 from vitreous.models.weights import Model
 
 FEW = 500
-
-Progress = Callable[[int, int], None]
-"""Called with the number of images done, and of all."""
+"""Images for which no processes are started to read them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,6 @@ def run(
     *,
     batch_size: int = 64,
     workers: int | None = None,
-    progress: Progress | None = None,
 ) -> Outputs:
     """Compute something of every image of the split, on the model's device."""
     config = model.config
@@ -60,12 +60,15 @@ def run(
     )
     model.eval()
     values, targets, indices = [], [], []
-    for batch in loader.epoch(0):
-        values.append(compute(batch.images, batch.mask).float().cpu())
-        targets.append(batch.targets.cpu())
-        indices.append(batch.indices)
-        if progress is not None:
-            progress(sum(map(len, indices)), len(split))
+    started, done = time.perf_counter(), 0
+    with closing(console.Progress(len(split), what="image")) as bar:
+        for batch in loader.epoch(0):
+            values.append(compute(batch.images, batch.mask).float().cpu())
+            targets.append(batch.targets.cpu())
+            indices.append(batch.indices)
+            done += len(batch)
+            pace = (time.perf_counter() - started) / max(1, done)
+            bar.update(done, len(split), f"{1 / pace:,.0f} images/s", left=(len(split) - done) * pace)
     if not values or not sum(map(len, values)):
         raise DataError(f"none of the {len(split)} images could be read: see `vitreous check`")
     return Outputs(

@@ -98,12 +98,19 @@ def run(tasks: list[Task], measure: Callable[[Task], dict[str, float]]) -> dict[
 def table(document: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and rows that people see, the means by group last."""
     methods = _methods(document["tasks"])
-    rows = [[row.get(name) for name in ("task", "group", *methods, "error")] for row in document["tasks"]]
+    rows = [
+        [row["task"], row["group"], *(_percent(row.get(name)) for name in methods), row.get("error")]
+        for row in document["tasks"]
+    ]
     rows += [
-        ["mean", group, *(means.get(name) for name in methods), None]
+        ["mean", group, *(_percent(means.get(name)) for name in methods), None]
         for group, means in document["means"].items()
     ]
     return ["task", "group", *methods, "note"], rows
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2%}"
 
 
 def _methods(rows: list[dict[str, Any]]) -> list[str]:
