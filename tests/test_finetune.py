@@ -29,6 +29,7 @@ def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
     assert (many.optimizer, many.weight_decay, many.clip) == ("sgd", 0.0, 1.0)
     assert finetune.with_recipe(FinetuneConfig(lr=0.5), 500).lr == 0.5
     assert finetune.with_recipe(FinetuneConfig(tune="head"), 500).lr == 3e-3
+    assert finetune.with_recipe(FinetuneConfig(tune="head", batch_size=256), 500).lr == 6e-3
     assert finetune.with_recipe(FinetuneConfig(recipe="none"), 500) == FinetuneConfig(recipe="none")
     given = FinetuneConfig(optimizer="adamw", layer_decay=1.0, clip=0.0, ema=0.9)
     for recipe in ("paper", "modern"):

@@ -7,10 +7,11 @@ often at a higher resolution with positions interpolated in 2D.
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from vitreous import console, files, tuning
+from vitreous import console, files, parallel, tuning
 from vitreous.config import FinetuneConfig
 from vitreous.data import Dataset, limit_training, open_data
 from vitreous.evals import suite as suites
@@ -44,14 +45,10 @@ RECIPES: dict[str, dict[str, Any]] = {
         "weight_decay": 0.05,
         "clip": 1.0,
         "layer_decay": 0.75,
-        "lr": 5e-4,
     },
 }
-PARTS = {
-    # A fresh head, or factors from zero, on frozen features: small, so they move fast.
-    "head": {"lr": 3e-3, "weight_decay": 0.0, "layer_decay": 1.0},
-    "lora": {"lr": 1e-3, "weight_decay": 0.0, "layer_decay": 1.0},
-}
+RATES = {"full": 1e-3, "last": 1e-3, "lora": 2e-3, "head": 6e-3}
+"""Learning rates of the modern recipe at batch 256: a fresh head, or factors from zero, move fast."""
 
 
 def finetune(source: str, data: str, options: FinetuneConfig, dataset: Dataset | None = None) -> Result:
@@ -110,8 +107,21 @@ def with_recipe(options: FinetuneConfig, images: int) -> FinetuneConfig:
         console.note(f"recipe: {name} ({why})")
     if name == "none":
         return options
-    values = RECIPES[name] | PARTS.get(options.tune.split(":")[0], {})
+    values = dict(RECIPES[name])
+    kind, _ = tuning.parse(options.tune)
+    if name == "modern":
+        batch = options.batch_size or _batch_size(images, options.device)
+        values |= {"batch_size": batch, "lr": RATES[kind] * sqrt(batch / 256)}
+    if kind in ("head", "lora"):
+        values |= {"weight_decay": 0.0, "layer_decay": 1.0}
     if options.time_budget is None and options.epochs is None:
-        values = {**values, "epochs": min(100, max(5, round(VIEWS / max(1, images))))}
+        values["epochs"] = min(100, max(5, round(VIEWS / max(1, images))))
         console.note(f"epochs: {values['epochs']} ({images:,} images, {VIEWS:,} to be seen, 5 to 100 epochs)")
     return replace(options, **{key: value for key, value in values.items() if getattr(options, key) is None})
+
+
+def _batch_size(images: int, device: str) -> int:
+    """Return 256 on a GPU, which smaller batches leave idle, and less where that makes few steps."""
+    if parallel.choose_device(device).type == "cuda":
+        return 256 if images >= 2_000 else 64
+    return 64 if images < 10_000 else 128

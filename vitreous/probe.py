@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous import console
 from vitreous.config import ProbeConfig
 from vitreous.data import Dataset, Split, limit_training, open_data
 from vitreous.data.store import cache_root
@@ -94,12 +95,28 @@ def summary(document: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
         if name in document:
             found = document[name]
             chosen = f"k = {found['k']}" if name == "knn" else f"strength = {found['strength']:.1e}"
-            rows.append([name, chosen, found[metric], *found["interval"], found["seconds"]])
+            rows.append([name, chosen, *_shares(found, metric), console.duration(found["seconds"])])
     if "fewshot" in document:
         for shots, found in document["fewshot"]["shots"].items():
-            chosen, seconds = f"strength = {found['strength']:g}", document["fewshot"]["seconds"]
-            rows.append([f"{shots}-shot", chosen, found[metric], *found["interval"], seconds])
-    return ["method", "chosen on val", metric.replace("_", " "), "from", "to (95 %)", "seconds"], rows
+            seconds = console.duration(document["fewshot"]["seconds"]) + " in all"
+            rows.append(
+                [f"{shots}-shot", f"strength = {found['strength']:g}", *_shares(found, metric), seconds]
+            )
+    rows.append(
+        [
+            "features",
+            f"width {document['features']['width']}",
+            "",
+            "",
+            console.duration(document["features"]["seconds"]),
+        ]
+    )
+    return ["method", "chosen on val", metric.replace("_", " "), "95 % interval", "time"], rows
+
+
+def _shares(found: dict[str, Any], metric: str) -> list[str]:
+    low, high = found["interval"]
+    return [f"{found[metric]:.2%}", f"{low:.2%} to {high:.2%}"]
 
 
 def _splits(dataset: Dataset, options: ProbeConfig) -> tuple[Split, Split, Split]:

@@ -45,9 +45,9 @@ class LoRALinear(nn.Linear):
         nn.init.normal_(self.lora_a, std=layer.in_features**-0.5)
 
     def forward(self, input: Tensor) -> Tensor:
-        low = torch.einsum("...i,pri->...pr", input, self.lora_a)
-        update = torch.einsum("...pr,por->...po", low, self.lora_b).flatten(-2)
-        return F.linear(input, self.weight, self.bias) + self.scale * update
+        low = F.linear(input, self.lora_a.flatten(0, 1))
+        update = F.linear(low, self.scale * torch.block_diag(*self.lora_b))  # each part from its own factors
+        return F.linear(input, self.weight, self.bias) + update
 
 
 @dataclass(frozen=True)
