@@ -95,6 +95,31 @@ def test_calibration_is_fitted_on_val_sealed_and_used(digits_file: Path, tmp_pat
     assert sure < vitreous.load(sealed).predict(picture)[0].probability
 
 
+def test_a_threshold_to_abstain_is_measured_and_sealed(digits_file: Path, tmp_path: Path) -> None:
+    path = Path(copy(digits_file, tmp_path / "mine.safetensors"))
+    found = evaluate.evaluate(str(path), "digits", EvaluateConfig(abstain=0.9))
+    clf, test = vitreous.load(path), open_data("digits").splits["test"]
+    sure = [clf.predict(test.read(i, 1))[0].probability >= 0.9 for i in range(len(test))]
+    assert found["abstain"]["coverage"] == pytest.approx(np.mean(sure))
+    assert found["abstain"]["accuracy"] > found["accuracy"]
+    assert clf.abstain == 0.0
+    evaluate.evaluate(str(path), "digits", EvaluateConfig(abstain=0.9, calibrate=True))
+    assert vitreous.load(path).abstain == 0.9
+
+
+def test_calibration_never_sees_what_is_reported(digits_file: Path, tmp_path: Path) -> None:
+    path = Path(copy(digits_file, tmp_path / "mine.safetensors"))
+    digits = open_data("digits")
+    arrays = {}
+    for name in ("train", "val"):
+        split = digits.splits[name]
+        pixels = np.stack([np.asarray(split.read(i, 1)) for i in range(len(split))])
+        arrays |= {f"x_{name}": pixels, f"y_{name}": split.targets}
+    np.savez(tmp_path / "two.npz", **arrays)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match="besides the one that is measured"):  # without a test split: val
+        evaluate.evaluate(str(path), str(tmp_path / "two.npz"), EvaluateConfig(calibrate=True))
+
+
 def test_calibration_wants_a_sealed_file(digits_file: Path, tmp_path: Path) -> None:
     vitreous.load(digits_file).save(tmp_path / "timm", layout="timm")
     with pytest.raises(CheckpointError, match="is not a sealed file"):

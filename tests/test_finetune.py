@@ -13,27 +13,32 @@ import torch
 
 import vitreous
 from tests.test_serve import client, wait_until_ready
-from vitreous import checkpoint, cli, evaluate, finetune, tuning
-from vitreous.config import EvaluateConfig, FinetuneConfig
+from vitreous import checkpoint, cli, evaluate, finetune, planning, tuning
+from vitreous.config import EvaluateConfig, FinetuneConfig, TrainConfig
 from vitreous.data import open_data
-from vitreous.errors import ModelError
+from vitreous.errors import DataError, ModelError
 from vitreous.export import export
 from vitreous.models import adapt
 from vitreous.predict import Classifier
 
 
+def with_recipe(options: FinetuneConfig, images: int) -> TrainConfig:
+    return planning.filled(options, finetune.recipe(options, images))
+
+
 def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
-    few = finetune.with_recipe(FinetuneConfig(), 500)
-    assert (few.optimizer, few.layer_decay, few.lr) == ("adamw", 0.75, 5e-4)
-    many = finetune.with_recipe(FinetuneConfig(), 1_000_000)
-    assert (many.optimizer, many.weight_decay, many.clip) == ("sgd", 0.0, 1.0)
-    assert finetune.with_recipe(FinetuneConfig(lr=0.5), 500).lr == 0.5
-    assert finetune.with_recipe(FinetuneConfig(tune="head"), 500).lr == 3e-3
-    assert finetune.with_recipe(FinetuneConfig(tune="head", batch_size=256), 500).lr == 6e-3
-    assert finetune.with_recipe(FinetuneConfig(recipe="none"), 500) == FinetuneConfig(recipe="none")
+    few = with_recipe(FinetuneConfig(device="cpu"), 500)
+    assert (few.optimizer, few.layer_decay, few.lr, few.epochs) == ("adamw", 0.75, 5e-4, 100)
+    many = with_recipe(FinetuneConfig(), 1_000_000)
+    assert (many.optimizer, many.weight_decay, many.clip, many.batch_size) == ("sgd", 0.0, 1.0, 512)
+    assert with_recipe(FinetuneConfig(lr=0.5), 500).lr == 0.5
+    assert with_recipe(FinetuneConfig(tune="head", device="cpu"), 500).lr == 3e-3
+    assert with_recipe(FinetuneConfig(tune="head", batch_size=256), 500).lr == 6e-3
+    assert with_recipe(FinetuneConfig(time_budget="1m"), 500).epochs is None
+    assert with_recipe(FinetuneConfig(recipe="none"), 500) == FinetuneConfig(recipe="none")
     given = FinetuneConfig(optimizer="adamw", layer_decay=1.0, clip=0.0, ema=0.9)
     for recipe in ("paper", "modern"):
-        kept = finetune.with_recipe(replace(given, recipe=recipe), 500)
+        kept = with_recipe(replace(given, recipe=recipe), 500)
         assert (kept.optimizer, kept.layer_decay, kept.clip, kept.ema) == ("adamw", 1.0, 0.0, 0.9)
 
 
@@ -149,7 +154,9 @@ def test_several_labels_from_training_to_prediction(
     assert before["accuracy"] == pytest.approx(results["test"]["accuracy"], abs=1e-6)
     after = evaluate.evaluate(best, str(pairs), EvaluateConfig(calibrate=True, out=str(tmp_path / "page")))
     assert after["f1"] > before["f1"]
-    assert cli.main(["evaluate", best, str(pairs), "--out", str(tmp_path / "page")]) == 0
+    assert cli.main(["evaluate", best, str(pairs), "--out", str(tmp_path / "page"), "--compare", best]) == 0
+    with pytest.raises(DataError, match="need one label an image"):
+        evaluate.evaluate(best, str(pairs), EvaluateConfig(corruptions=True))
     assert (tmp_path / "page" / "report.html").is_file()
 
     classifier, split = vitreous.load(best), open_data(pairs).splits["test"]
@@ -183,6 +190,30 @@ def test_several_labels_from_training_to_prediction(
     with client(classifier) as server:
         answered = wait_until_ready(server).post("/predict", content=picture.read_bytes())
     assert answered.json()["predictions"][0]["labels"] == told["labels"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_its_own_checkpoint_only(
+    digits: Classifier, digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "digits",
+        "--tune",
+        "head",
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert cli.main(["finetune", str(digits_file), *arguments]) == 0
+    other = deepcopy(digits)
+    with torch.no_grad():
+        other.model.patch_embed.proj.weight.mul_(1.01)  # type: ignore[union-attr, operator]
+    source = other.save(tmp_path / "other.safetensors")
+    assert cli.main(["finetune", str(source), *arguments]) == 1
+    assert "checkpoint was" in capsys.readouterr().err
 
 
 def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ class EvaluateConfig:
     """A second checkpoint, measured on the same images, with a paired test."""
     calibrate: bool = False
     """Fit a temperature (or each label's threshold) on the val split, and write it into the sealed file."""
+    abstain: float | None = None
+    """Measure with no label given below this probability; --calibrate writes it into the sealed file."""
     corruptions: bool = False
     """Also measure under ImageNet-C's fifteen corruptions at five severities."""
     resolutions: tuple[int, ...] = ()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from vitreous import checkpoint, console
 from vitreous.config import EvaluateConfig
@@ -31,8 +31,11 @@ class Measured:
 
     @property
     def right(self) -> np.ndarray:
-        """Return whether each image was classified rightly."""
-        return self.logits.argmax(1) == self.targets
+        """Return whether each image was classified rightly; where it has several labels, in all of them."""
+        if self.targets.ndim == 1:
+            return self.logits.argmax(1) == self.targets
+        given = expit(self.logits) >= np.array(self.classifier.thresholds)
+        return (given == self.targets).all(1)
 
 
 def evaluate(source: str, data: str, options: EvaluateConfig) -> dict[str, Any]:
@@ -42,16 +45,15 @@ def evaluate(source: str, data: str, options: EvaluateConfig) -> dict[str, Any]:
     if not classifier.labels:
         raise ModelError(f"{source} has no classes: fine-tune it first, or use `vitreous probe`")
     name, split = dataset.part(options.split)
+    if dataset.multilabel and (options.corruptions or options.real_labels or options.restrict):
+        raise DataError("--corruptions, --real-labels and --restrict need one label an image: leave them out")
+    if options.abstain is not None:
+        classifier.about = {**classifier.about, "abstain": options.abstain}
     if options.calibrate:
-        _calibrate(source, classifier, dataset, options)
+        _calibrate(source, classifier, dataset, name, options)
     measured = measure(classifier, dataset, split, options)
     document: dict[str, Any] = {"checkpoint": str(source), "data": str(data), "split": name}
-    if dataset.multilabel:
-        document |= multilabel.figures(
-            measured.logits, measured.targets, classifier.labels, classifier.thresholds
-        )
-    else:
-        document |= figures(measured, options)
+    document |= figures(measured, options)
     document["bad_files"] = {split.name(index): reason for index, reason in measured.outputs.bad.items()}
     if options.real_labels:
         files = [split.name(int(index)) for index in measured.outputs.indices]
@@ -89,8 +91,11 @@ def measure(classifier: Classifier, dataset: Dataset, split: Split, options: Eva
 
 
 def figures(measured: Measured, options: EvaluateConfig) -> dict[str, Any]:
-    """Return every figure of a classifier with one label an image."""
+    """Return every figure of a classifier on a split."""
     logits, targets = measured.logits, measured.targets
+    if targets.ndim == 2:
+        classifier = measured.classifier
+        return multilabel.figures(logits, targets, classifier.labels, classifier.thresholds)
     worst = accuracy.worst_mistakes(logits, targets, measured.outputs.indices, WORST)
     labels = measured.classifier.labels
     for row in worst:
@@ -102,8 +107,7 @@ def figures(measured: Measured, options: EvaluateConfig) -> dict[str, Any]:
     document = accuracy.figures(logits, targets, labels, options.seed)
     document |= calibration.figures(logits, targets)
     document["worst"] = worst
-    threshold = measured.classifier.about.get("abstain")
-    if threshold is not None:
+    if threshold := measured.classifier.abstain:
         answered = softmax(logits, axis=1).max(1) >= threshold
         share = float(measured.right[answered].mean()) if answered.any() else None
         document["abstain"] = {"threshold": threshold, "coverage": float(answered.mean()), "accuracy": share}
@@ -117,18 +121,20 @@ def compare(first: Measured, second: Measured, options: EvaluateConfig) -> dict[
         raise DataError("the two checkpoints have no readable image in common")
     paired = accuracy.compare(first.right[a], second.right[b], options.seed)
     own = figures(second, options)
-    kept = ("accuracy", "accuracy_interval", "top5", "loss", "ece", "f1")
-    return {"checkpoint": options.compare, **{name: own[name] for name in kept}, **paired}
+    kept = ("mean_average_precision", "accuracy", "accuracy_interval", "top5", "loss", "ece", "f1")
+    return {"checkpoint": options.compare, **{name: own[name] for name in kept if name in own}, **paired}
 
 
-def _calibrate(source: str, classifier: Classifier, dataset: Dataset, options: EvaluateConfig) -> None:
+def _calibrate(
+    source: str, classifier: Classifier, dataset: Dataset, measured: str, options: EvaluateConfig
+) -> None:
     """Fit on the val split, never on the one that is reported, and seal the result."""
     path = Path(source) / "best.safetensors" if Path(source).is_dir() else Path(source)
     if not path.is_file() or not checkpoint.is_sealed(path):
         raise CheckpointError(
             f"{source} is not a sealed file: `vitreous convert {source} NEW.safetensors --to vitreous`"
         )
-    if "val" not in dataset.splits or options.split in ("val", "all"):
+    if "val" not in dataset.splits or measured in ("val", "all"):
         raise DataError("calibration needs a val split besides the one that is measured")
     classifier.about = {
         name: each for name, each in classifier.about.items() if name not in ("calibration", "thresholds")
@@ -205,6 +211,10 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
         (f"accuracy at {row['image_size']}", percent(row["accuracy"]))
         for row in document.get("resolutions", [])
     ]
+    if "abstain" in document:
+        kept = document["abstain"]
+        told = "none" if kept["accuracy"] is None else percent(kept["accuracy"])
+        rows.append((f"accuracy from {kept['threshold']:g} on", f"{told} of {percent(kept['coverage'])}"))
     if "corruptions" in document:
         rows.append(("error under corruptions", percent(document["corruptions"]["mean_error"])))
     if other := document.get("compare"):

@@ -59,7 +59,6 @@ def finetune(source: str, data: str, options: FinetuneConfig, dataset: Dataset |
         if options.train_limit is not None:
             dataset = limit_training(dataset, options.train_limit, options.seed)
     images = len(dataset.splits["train"]) if "train" in dataset.splits else 0
-    options = with_recipe(options, images)
     size = pair(options.image_size, "--image-size") if options.image_size else None
     patch = pair(options.patch_size, "--patch-size") if options.patch_size else None
     classifier = load(source, image_size=size, patch_size=patch, heads=options.heads)
@@ -71,6 +70,7 @@ def finetune(source: str, data: str, options: FinetuneConfig, dataset: Dataset |
         classifier.preprocess.preprocessing,
         dict(classifier.model.state_dict()),
         options.tune,
+        recipe(options, images),
     )
     return train(data, replace(options, model=None), dataset=dataset, beginning=beginning)
 
@@ -98,15 +98,15 @@ def suite(source: str, data: str, options: FinetuneConfig, after: Callable[[Resu
     return found
 
 
-def with_recipe(options: FinetuneConfig, images: int) -> FinetuneConfig:
-    """Return the options with the recipe's values where the user gave none; say which recipe, and why."""
+def recipe(options: FinetuneConfig, images: int) -> dict[str, Any]:
+    """Return the options of the recipe, which hold where the user gave none; say which recipe, and why."""
     name = options.recipe
     if name == "auto":
         name = "modern" if images < FEW or options.tune != "full" else "paper"
         why = f"{images:,} images" if options.tune == "full" else f"only {options.tune} learns"
         console.note(f"recipe: {name} ({why})")
     if name == "none":
-        return options
+        return {}
     values = dict(RECIPES[name])
     kind, _ = tuning.parse(options.tune)
     if name == "modern":
@@ -117,7 +117,7 @@ def with_recipe(options: FinetuneConfig, images: int) -> FinetuneConfig:
     if options.time_budget is None and options.epochs is None:
         values["epochs"] = min(100, max(5, round(VIEWS / max(1, images))))
         console.note(f"epochs: {values['epochs']} ({images:,} images, {VIEWS:,} to be seen, 5 to 100 epochs)")
-    return replace(options, **{key: value for key, value in values.items() if getattr(options, key) is None})
+    return values
 
 
 def _batch_size(images: int, device: str) -> int:

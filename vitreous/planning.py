@@ -1,13 +1,17 @@
 """Before the loop: which plan a run follows, and the loaders that feed it; nothing is trained here."""
 
+import hashlib
+import json
 import os
 import shlex
 import statistics
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from vitreous import console, defaults, parallel, resume
+from vitreous import checkpoint, console, defaults, parallel, resume
 from vitreous.config import Compile, TrainConfig
 from vitreous.data import Dataset, Loader, Split
 from vitreous.data.split import ArrayImages
@@ -37,6 +41,9 @@ def agree_on_plan(
         raise DataError(f"{data} has no training images: a train split is needed")
     now = {name: value for name, value in asdict(options).items() if name not in FREE}
     now["data"] = dataset.fingerprint
+    if beginning is not None:
+        sums = checkpoint.checksums(beginning.tensors)
+        now["checkpoint"] = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:16]
     path = folder / "config.json"
     box: list[Plan] = []
 
@@ -46,9 +53,11 @@ def agree_on_plan(
             resume.refuse_changes(stored["options"], now, folder)
             box.append(Plan.from_json(stored["plan"]))
             return
-        trained = None if beginning is None else beginning.architecture
-        plan = defaults.choose(options, _facts(dataset, world), trained)
-        if beginning is not None:
+        facts = _facts(dataset, world)
+        if beginning is None:
+            plan = defaults.choose(options, facts)
+        else:
+            plan = defaults.choose(filled(options, beginning.recipe), facts, beginning.architecture)
             plan = replace(plan, preprocessing=beginning.preprocessing)
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
@@ -62,6 +71,13 @@ def agree_on_plan(
     plan = parallel.from_leader(box[0] if box else None, world)
     assert plan is not None
     return plan
+
+
+def filled(options: TrainConfig, recipe: Mapping[str, Any]) -> TrainConfig:
+    """Return the options with a recipe's values where the user gave none."""
+    return replace(
+        options, **{name: value for name, value in recipe.items() if getattr(options, name) is None}
+    )
 
 
 def _facts(dataset: Dataset, world: parallel.World) -> Facts:

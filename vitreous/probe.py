@@ -48,16 +48,9 @@ def probe_data(
         raise DataError("few shots a class need one label an image, this data has several: use knn or linear")
     started = time.perf_counter()
     train, val, test = (_part(classifier, split, options) for split in _splits(dataset, options))
-    found: dict[str, Any] = {
-        "features": {
-            "width": train[0].shape[1],
-            "train": len(train[0]),
-            "val": len(val[0]),
-            "test": len(test[0]),
-            "seconds": time.perf_counter() - started,
-        },
-        "metric": metric,
-    }
+    images = {"train": len(train[0]), "val": len(val[0]), "test": len(test[0])}
+    taken = {"width": train[0].shape[1], **images, "seconds": time.perf_counter() - started}
+    found: dict[str, Any] = {}
     classes = len(dataset.labels)
     for name, method in {"knn": knn.evaluate, "linear": linear.evaluate}.items():
         if options.method in (name, "all"):
@@ -66,12 +59,15 @@ def probe_data(
             figures[metric] = metrics.METRICS[metric](scores, test[1])
             figures["interval"] = metrics.interval(metric, scores, test[1], options.seed)
             found[name] = {**figures, "seconds": time.perf_counter() - started}
-    if options.method in ("fewshot", "all") and not dataset.multilabel:
-        started = time.perf_counter()
-        draws = {"shots": options.shots, "seeds": options.seeds, "seed": options.seed}
-        figures = fewshot.evaluate(train, val, test, classes, metric, **draws)
-        found["fewshot"] = {**figures, "seconds": time.perf_counter() - started}
-    return found
+    if options.method in ("fewshot", "all"):
+        if dataset.multilabel:
+            console.note("fewshot: left out, it needs one label an image")
+        else:
+            started = time.perf_counter()
+            draws = {"shots": options.shots, "seeds": options.seeds, "seed": options.seed}
+            figures = fewshot.evaluate(train, val, test, classes, metric, **draws)
+            found["fewshot"] = {**figures, "seconds": time.perf_counter() - started}
+    return {name: {**figures, "metric": metric, "features": taken} for name, figures in found.items()}
 
 
 def _load(source: str, options: ProbeConfig) -> Classifier:
@@ -89,7 +85,7 @@ def _metric(dataset: Dataset, wanted: metrics.Name | None) -> metrics.Name:
 
 def summary(document: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and rows of the table that people see."""
-    metric = document["metric"]
+    metric, taken = (next(iter(document.values()))[name] for name in ("metric", "features"))
     rows: list[list[Any]] = []
     for name in ("knn", "linear"):
         if name in document:
@@ -102,15 +98,7 @@ def summary(document: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
             rows.append(
                 [f"{shots}-shot", f"strength = {found['strength']:g}", *_shares(found, metric), seconds]
             )
-    rows.append(
-        [
-            "features",
-            f"width {document['features']['width']}",
-            "",
-            "",
-            console.duration(document["features"]["seconds"]),
-        ]
-    )
+    rows.append(["features", f"width {taken['width']}", "", "", console.duration(taken["seconds"])])
     return ["method", "chosen on val", metric.replace("_", " "), "95 % interval", "time"], rows
 
 
@@ -148,7 +136,4 @@ def _part(classifier: Classifier, split: Split, options: ProbeConfig) -> Part:
 
 
 def _headline(document: dict[str, Any]) -> dict[str, float]:
-    metric = document["metric"]
-    found = {name: document[name][metric] for name in ("knn", "linear") if name in document}
-    shots = document.get("fewshot", {}).get("shots", {})
-    return found | ({"fewshot": shots[max(shots, key=int)][metric]} if shots else {})
+    return {name: found[found["metric"]] for name, found in document.items() if found["metric"] in found}

@@ -7,6 +7,7 @@ an ordinary model for every layout and export.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,12 +53,15 @@ class LoRALinear(nn.Linear):
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a run starts from: a trained model fitted to the task, and what of it learns."""
+    """What a run starts from: a trained model fitted to the task, and how it learns on."""
 
     architecture: Architecture
     preprocessing: Preprocessing
     tensors: dict[str, Tensor]
     tune: str
+    """What of it learns, as `parse` reads it."""
+    recipe: Mapping[str, Any]
+    """Options for this kind of run, where the user gave none."""
 
 
 def parse(tune: str) -> tuple[str, int | None]:

@@ -121,7 +121,7 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
     scale, shift = _scale_and_shift(preprocessing.mean, preprocessing.std, images.device)
     scaled = torch.empty(images.shape, dtype=torch.float32, device=images.device)
     # Image by image on the CPU: one image stays in its cache over the three passes, a batch would not.
-    large = images.device.type == "cpu" and images[0].numel() > SMALL
+    large = images.device.type == "cpu" and images.shape[1:].numel() > SMALL
     for source, target in zip(images, scaled, strict=True) if large else [(images, scaled)]:
         target.copy_(source).mul_(scale).sub_(shift)
     return scaled

@@ -29,7 +29,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return mean accuracy and 95 % interval over draws, for each number of images a class.
 
-    The strength of the regularisation is chosen on the validation part, per number of shots.
+    The strength of the regularisation is chosen on the validation part, per number of shots. The headline is
+    that of the most shots; a number that the smallest class can't fill is left out.
     """
     measure = metrics.METRICS[metric]
     smallest = int(np.bincount(train[1], minlength=classes)[np.unique(train[1])].min())
@@ -46,7 +47,8 @@ def evaluate(
             (weight,), mean = solve(train[0][rows], train[1][rows], classes, [best])
             values.append(measure(scores(test[0], weight, mean), test[1]))
         found[str(count)] = {metric: float(np.mean(values)), "strength": best, "interval": _interval(values)}
-    return {"shots": found, "seeds": seeds, "smallest_class": smallest}
+    most = found[max(found, key=int)] if found else {}
+    return {**most, "shots": found, "seeds": seeds, "smallest_class": smallest}
 
 
 def draw(targets: np.ndarray, count: int, seed: int) -> np.ndarray:

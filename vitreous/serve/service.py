@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -45,7 +46,8 @@ class Service:
         self.batcher.start()
         self.ready = True
         self.meters.ready.set(1)
-        how = "on the event loop" if self.batcher.inline else "in a thread"
+        batcher = self.batcher
+        how = "on the event loop" if batcher.inline else f"in threads: {batcher.workers}"
         each = round(1000 * self.door.seconds_per_image, 3)
         log("info", "ready", batch=self.batcher.max_batch, compute=how, milliseconds_per_image=each)
 
@@ -64,6 +66,8 @@ class Service:
         if not self.ready:
             raise NOT_READY
         size = bodies.length(request, self.settings)
+        if not self.door.open(size) and (delay := self.door.delay()):
+            await asyncio.sleep(delay)
         with self.door.entry(size) as entry:
             late = TOO_SLOW
             try:
@@ -97,7 +101,8 @@ class Service:
 
     async def answer(self, picture: bodies.Picture, top: int) -> dict[str, Any]:
         """Return the prediction for one image."""
-        row = await self.batcher.submit(await self.read(picture.data))
+        arrived = time.perf_counter()
+        row = await self.batcher.submit(await self.read(picture.data), arrived)
         labels = self.classifier.labels
         best = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:top]
         scores = [{"label": labels[each], "probability": row[each]} for each in best]
