@@ -118,7 +118,7 @@ class Batcher:
         self.side = ThreadPoolExecutor(1, thread_name_prefix="attention")
         self.threads: list[threading.Thread] = []
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.last = 0.0
+        self.last, self.busy, self.lock = 0.0, 0, threading.Lock()
 
     def calibrate(self, shape: Sequence[int], device: torch.device) -> None:
         """Warm the model up, and find the smallest batch that is as good as any for throughput.
@@ -197,7 +197,6 @@ class Batcher:
             self.loop.call_soon(self._compute_here)
 
     def _work(self) -> None:
-        torch.set_num_threads(max(1, self.cores // self.workers))
         while (job := self.jobs.get()) is not None:
             jobs, ended = [job], False
             share = -(-(self.jobs.qsize() + 1) // self.workers)  # the others take theirs
@@ -210,7 +209,14 @@ class Batcher:
                     ended = True
                     break
                 jobs.append(another)
+            # One image alone has all cores; with more about, each worker keeps to its own.
+            with self.lock:
+                alone = self.busy == 0 and share == 1
+                self.busy += 1
+            torch.set_num_threads(self.cores if alone else max(1, self.cores // self.workers))
             result = self._run(jobs)
+            with self.lock:
+                self.busy -= 1
             assert self.loop is not None
             self.loop.call_soon_threadsafe(self._resolve, *result)
             if ended:
