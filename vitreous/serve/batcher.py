@@ -27,7 +27,7 @@ LOOP_SECONDS = 0.03
 """How long the event loop computes at a stretch before it looks at its sockets again."""
 PAYS = 0.95
 """A larger batch must bring the time of an image below this share of what it was."""
-HEADROOM = 0.7
+HEADROOM = 0.6
 """Requests are let in while the work before them takes this share of the deadline at most."""
 CALM = 500
 """Refusals a second that are sent at once; of more, each waits a little (see `Door.delay`)."""
