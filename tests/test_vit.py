@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 import timm
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conftest import randomize
 from vitreous.errors import ModelError
+from vitreous.models import cost
 from vitreous.models.architecture import ResNetConfig, ViTConfig
 from vitreous.models.vit import VisionTransformer
 
@@ -110,6 +111,7 @@ def test_every_switch_computes_and_learns(switch: dict[str, Any]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(SWITCHES), min_size=2, max_size=5))
+@example([{"pooling": "cls_gap"}, {"pre_logits": 16}])
 def test_any_combination_computes_or_is_refused(switches: list[dict[str, Any]]) -> None:
     changes = {key: value for switch in switches for key, value in switch.items()}
     try:
@@ -120,6 +122,7 @@ def test_any_combination_computes_or_is_refused(switches: list[dict[str, Any]]) 
     with torch.no_grad():
         logits = model(inputs(model))
     assert logits.isfinite().all()
+    assert cost.parameters(model.config) == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.slow

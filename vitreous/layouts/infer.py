@@ -92,7 +92,8 @@ def _pooling(shapes: Mapping[str, tuple[int, ...]], width: int, class_token: boo
         return "map"
     if "fc_norm.weight" in shapes or not class_token:
         return "gap"
-    return "cls_gap" if shapes.get("head.weight", (0, 0))[1] == 2 * width else "cls"
+    first = shapes.get("pre_logits.weight") or shapes.get("head.weight") or (0, 0)
+    return "cls_gap" if first[1] == 2 * width else "cls"
 
 
 def _heads(width: int, depth: int, mlp_width: int, notes: list[str]) -> int:

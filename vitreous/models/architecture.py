@@ -231,9 +231,14 @@ class ViTConfig:
         return self.prefix if self.positioned_prefix is None else self.positioned_prefix
 
     @property
+    def pooled_width(self) -> int:
+        """Width of the pooled vector."""
+        return self.width * (2 if self.pooling == "cls_gap" else 1)
+
+    @property
     def feature_width(self) -> int:
-        """Width of the pooled vector that the head sees."""
-        return self.pre_logits or self.width * (2 if self.pooling == "cls_gap" else 1)
+        """Width of the vector that the head sees."""
+        return self.pre_logits or self.pooled_width
 
 
 Architecture = ViTConfig | ResNetConfig

@@ -37,7 +37,7 @@ def _vit_parameters(c: ViTConfig) -> int:
     if c.pooling == "map":
         total += D + _dense(D, D, c.qkv_bias) + _dense(D, 2 * D, c.qkv_bias) + _dense(D, D) + norm + mlp
     if c.pre_logits:
-        total += _dense(D, c.pre_logits)
+        total += _dense(c.pooled_width, c.pre_logits)
     return total + (1 + c.distilled) * (_dense(c.feature_width, c.num_classes) if c.num_classes else 0)
 
 
@@ -54,7 +54,7 @@ def _vit_flops(c: ViTConfig) -> int:
     if c.pooling == "map":
         total += 2 * D * D + c.patches * 2 * D * D + 2 * c.patches * D + mlp
     if c.pre_logits:
-        total += D * c.pre_logits
+        total += c.pooled_width * c.pre_logits
     return total + (1 + c.distilled) * c.feature_width * c.num_classes
 
 

@@ -216,7 +216,7 @@ class VisionTransformer(nn.Module):
 
         self.attn_pool = AttentionPool(config) if config.pooling == "map" else None
         self.fc_norm = nn.LayerNorm(width, config.norm_eps) if config.norm_after_pool else nn.Identity()
-        self.pre_logits = nn.Linear(width, config.pre_logits) if config.pre_logits else None
+        self.pre_logits = nn.Linear(config.pooled_width, config.pre_logits) if config.pre_logits else None
         features, classes = config.feature_width, config.num_classes
         self.head = nn.Linear(features, classes) if classes else nn.Identity()
         if config.distilled:
