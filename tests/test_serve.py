@@ -182,6 +182,13 @@ def test_attention_out_of_range(server: TestClient, image: bytes, query: str) ->
     assert post(server, image, path=f"/attention?{query}").status_code == 422
 
 
+def test_parameters_change_how_many_labels_and_nothing_else(server: TestClient, image: bytes) -> None:
+    plain, five, one = (post(server, image, path=f"/predict{query}") for query in ("", "?top=5", "?top=1"))
+    assert plain.json() == five.json()
+    (whole,), (short,) = (answer.json()["predictions"] for answer in (plain, one))
+    assert short == {**whole, "top": whole["top"][:1]}
+
+
 def test_only_some_may_look_at_once(
     server: TestClient, image: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,11 +114,7 @@ def export(
     result = export(
         load(checkpoint), destination, precision=precision, pixels=pixels, images=files, tolerance=tolerance
     )
-    row = {**vars(result), "path": str(result.path)}
-    if json:
-        console.document(row)
-    else:
-        console.table(list(row), [list(row.values())])
+    _written({**vars(result), "path": str(result.path)}, json)
 
 
 def serve(
@@ -207,11 +203,7 @@ def convert(
         in_channels=in_channels,
         heads=heads,
     )
-    row = {**vars(result), "path": str(result.path)}
-    if json:
-        console.document(row)
-    else:
-        console.table(list(row), [list(row.values())])
+    _written({**vars(result), "path": str(result.path)}, json)
 
 
 def inspect(
@@ -447,6 +439,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             error, debug, f"unexpected {kind}: {error} (this is a bug; run again with --debug to see where)"
         )
     return 0
+
+
+def _written(row: dict[str, Any], json: bool) -> None:
+    """Show what is known of a file that was written."""
+    if json:
+        console.document(row)
+    else:
+        console.table(list(row), [list(row.values())])
 
 
 def _command() -> str:
