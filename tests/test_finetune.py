@@ -145,6 +145,8 @@ def test_several_labels_from_training_to_prediction(
     results = json.loads((out / "results.json").read_text())
     assert results["test"]["mean_average_precision"] > 0.6
     assert "mean average precision" in (out / "model_card.md").read_text()
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert not any("accuracy" in row for row in rows if row.get("split") not in ("val", "test"))
     assert "mean average precision" in (out / "report.html").read_text()
     best = str(out / "best.safetensors")
     before = evaluate.evaluate(best, str(pairs), EvaluateConfig())
