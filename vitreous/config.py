@@ -7,7 +7,9 @@ Resize = Literal["cover", "exact", "pad", "none"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Optimizer = Literal["adamw", "adam", "sgd", "muon"]
 Schedule = Literal["cosine", "linear", "rsqrt", "constant"]
-Precision = Literal["auto", "bf16", "float32"]
+Precision = Literal["bf16", "float32"]
+Balance = Literal["none", "loss", "sampler"]
+Fit = Literal["cover", "pad", "stretch"]
 Compile = Literal["none", "blocks", "whole"]
 Loss = Literal["softmax", "sigmoid"]
 
@@ -70,28 +72,30 @@ class TrainConfig:
 
     out: str | None = None
     """The run folder; None: runs/NAME-OF-DATA. The same command again goes on where it stopped."""
+    recipe: str | None = None
+    """A run folder or a sealed file: everything of its plan that no other option says otherwise."""
     model: str | None = None
     """A name of `vitreous models`, by timm or the paper; None: a size that fits the data."""
     image_size: tuple[int, ...] | None = None
     """Height and width that the model sees; one number: a square."""
     patch_size: tuple[int, ...] | None = None
     """Height and width of a patch; one number: a square."""
+    drop_path: float | None = None
+    """Stochastic depth of the last block."""
     epochs: int | None = None
     """Passes over the training images."""
     time_budget: str | None = None
     """Train as long as fits into this time, such as 90s, 10m or 1.5h, instead of a number of epochs."""
     batch_size: int | None = None
-    """Images a step, over all ranks and micro-batches."""
-    micro_batch: int | None = None
-    """Images a rank computes at a time; None: the whole of its share, less where memory is short."""
+    """Images per step, over all ranks and micro-batches."""
     optimizer: Optimizer | None = None
-    """None: AdamW, or what the recipe of a fine-tuning says."""
+    """None: AdamW, or what the recipe says."""
     lr: float | None = None
     """Peak learning rate."""
     schedule: Schedule | None = None
     """How the learning rate falls; None: cosine, as all recipes."""
-    warmup: float = 0.1
-    """Part of all steps over which the learning rate rises."""
+    warmup: float | None = None
+    """Part of all steps over which the learning rate rises; None: 0.1."""
     weight_decay: float | None = None
     """As AdamW takes it (big_vision's wd over its learning rate); norms, biases, positions don't decay."""
     layer_decay: float | None = None
@@ -101,23 +105,52 @@ class TrainConfig:
     ema: float | None = None
     """Decay of the weights' moving average, which is what is evaluated and kept; 0: none."""
     loss: Loss | None = None
-    """softmax: one class an image; sigmoid: a yes or no for each class. None: by the kind of labels."""
+    """softmax: one class per image; sigmoid: a yes or no for each class. None: by the kind of labels."""
     label_smoothing: float | None = None
-    balance: Literal["none", "loss", "sampler"] = "none"
-    """Against rare classes: weigh them in the loss, or draw them more often."""
+    """Share of each target that is spread over all classes."""
+    binary_targets: bool = False
+    """With --loss sigmoid: every class that is mixed into an image counts as fully there (DeiT III)."""
+    seed: int | None = None
+    """Of the order, the augmentation, dropout and the held-out part; None: 0, or the recipe's."""
     augment: Literal["none", "mix", "light", "medium", "strong"] | None = None
-    """How strongly training images are varied; mix: only mixed with each other, for very small ones."""
-    drop_path: float | None = None
-    """Stochastic depth of the last block."""
-    seed: int = 0
+    """How strongly training images are varied; mix: only mixed with each other, for very small ones. The
+    options below change parts of it."""
+    crop_scale: tuple[float, float] | None = None
+    """Part of an image's area that a random crop keeps, from and to; 0 0: no crop."""
+    flip: float | None = None
+    """Probability that an image is mirrored."""
+    randaugment: tuple[int, int] | None = None
+    """RandAugment: operations per image, and their magnitude from 0 to 30; 0 0: none."""
+    three_augment: bool = False
+    """DeiT III's 3-Augment: one of gray, solarize and blur for each image."""
+    color_jitter: float | None = None
+    """Brightness, contrast and saturation are each scaled by a factor from 1 - x to 1 + x."""
+    erase: float | None = None
+    """Probability that a random rectangle is replaced with noise."""
+    mixup: float | None = None
+    """Mixup: the Beta distribution's alpha; 0: none."""
+    cutmix: float | None = None
+    """CutMix: the Beta distribution's alpha; 0: none."""
+    mix_probability: float | None = None
+    """Probability that an image is mixed at all, where Mixup or CutMix is on."""
+    repeats: int | None = None
+    """Repeated augmentation: so many differently varied copies of an image in the same batch."""
+    fit: Fit | None = None
+    """cover: crop what is not square; pad: show all of it, padded and masked; stretch: to the model's size."""
+    balance: Balance | None = None
+    """Against rare classes: weigh them in the loss, or draw them more often."""
+    data_root: str | None = None
+    """Where data sets that are given by name lie."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     workers: int | None = None
     """Processes that read images."""
-    precision: Precision = "auto"
+    precision: Precision | Literal["auto"] = "auto"
     """bf16: matrix products in bf16; auto: that where the hardware has it and it is faster."""
     compile: Compile | Literal["auto"] = "auto"
     """auto: on for GPUs. blocks compiles faster, whole runs faster."""
+    micro_batch: int | None = None
+    """Images that a rank computes at a time; None: the whole of its share, less where memory is short."""
     checkpointing: bool = False
     """Keep only each block's input and compute the rest again: less memory, a third more time."""
     shard: bool = False
@@ -128,8 +161,6 @@ class TrainConfig:
     """How many checkpoints to keep."""
     on_nan: Literal["stop", "rollback"] = "stop"
     """A loss or gradient that is not finite: stop, or go back a checkpoint and leave that batch out."""
-    data_root: str | None = None
-    """Where data sets that are given by name lie."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run folder."""
     wandb: bool = False
@@ -144,9 +175,9 @@ class FinetuneConfig(TrainConfig):
 
     tune: str = "full"
     """What learns: full, head, last:N (the head and the last N blocks), lora or lora:RANK."""
-    recipe: Literal["auto", "paper", "modern", "none"] = "auto"
+    recipe: str | None = "auto"
     """paper: SGD with momentum, cosine, no decay; modern: AdamW with layer-wise decay; auto: by the number of
-    images; none: only what the other options say."""
+    images; none: only what the other options say; or a run folder or sealed file, to repeat its plan."""
     train_limit: int | None = None
     """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
     keep_head: bool = False

@@ -1,41 +1,46 @@
 """`vitreous evaluate`: one checkpoint, one data set, every figure; and beside another checkpoint."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import expit, softmax
+from torch import Tensor
 
 from vitreous import checkpoint, console
 from vitreous.config import EvaluateConfig
-from vitreous.data import Dataset, Split, open_data
+from vitreous.data import Batch, Dataset, Split, open_data
 from vitreous.data.augment import normalize
 from vitreous.errors import CheckpointError, DataError, ModelError
-from vitreous.evals import accuracy, alignment, calibration, corruptions, multilabel, outputs, real
+from vitreous.evals import accuracy, alignment, answers, calibration, corruptions, multilabel, outputs, real
+from vitreous.evals.answers import Answers
+from vitreous.evals.multilabel import Scores
 from vitreous.predict import Classifier, load
-
-WORST = 24
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Logits of a split under the checkpoint's classes, with the targets as its rows."""
+    """What a classifier answered to the images of a split, in terms of its own classes."""
 
     classifier: Classifier
     split: Split
-    outputs: outputs.Outputs
-    targets: np.ndarray
-    logits: np.ndarray
+    answers: Answers | Scores
+    bad: dict[int, str]
+    """Images that could not be read, and why."""
 
     @property
     def right(self) -> np.ndarray:
         """Return whether each image was classified rightly; where it has several labels, in all of them."""
-        if self.targets.ndim == 1:
-            return self.logits.argmax(1) == self.targets
-        given = expit(self.logits) >= np.array(self.classifier.thresholds)
-        return (given == self.targets).all(1)
+        if isinstance(self.answers, Scores):
+            return self.answers.right(self.classifier.thresholds)
+        return self.answers.right
+
+    @property
+    def guesses(self) -> np.ndarray:
+        """Return the class that each image was given, of a model with one label per image."""
+        assert isinstance(self.answers, Answers)
+        return self.answers.guesses
 
 
 def evaluate(source: str, data: str, options: EvaluateConfig) -> dict[str, Any]:
@@ -54,10 +59,10 @@ def evaluate(source: str, data: str, options: EvaluateConfig) -> dict[str, Any]:
     measured = measure(classifier, dataset, split, options)
     document: dict[str, Any] = {"checkpoint": str(source), "data": str(data), "split": name}
     document |= figures(measured, options)
-    document["bad_files"] = {split.name(index): reason for index, reason in measured.outputs.bad.items()}
+    document["bad_files"] = {split.name(index): reason for index, reason in measured.bad.items()}
     if options.real_labels:
-        files = [split.name(int(index)) for index in measured.outputs.indices]
-        document |= real.figures(measured.logits.argmax(1), files, real.read(Path(options.real_labels)))
+        files = [split.name(int(index)) for index in measured.answers.indices]
+        document |= real.figures(measured.guesses, files, real.read(Path(options.real_labels)))
     if options.resolutions:
         document["resolutions"] = _at_resolutions(source, dataset, split, options)
     if options.corruptions:
@@ -70,53 +75,57 @@ def evaluate(source: str, data: str, options: EvaluateConfig) -> dict[str, Any]:
 
 def measure(classifier: Classifier, dataset: Dataset, split: Split, options: EvaluateConfig) -> Measured:
     """Run the classifier over a split, with the data's classes fitted to its own."""
-    rows = alignment.rows_of(dataset.labels, classifier.labels)
-    found = outputs.logits(
-        classifier.model,
+    rows = torch.from_numpy(alignment.rows_of(dataset.labels, classifier.labels))
+    model, several = classifier.model, dataset.multilabel
+    temperature = classifier.temperature
+    others = None
+    if options.restrict:
+        others = torch.ones(len(classifier.labels), dtype=torch.bool)
+        others[rows] = False
+        others = others.to(classifier.device)
+
+    def compute(images: Tensor, mask: Tensor | None) -> Tensor:
+        logits = model(images, mask).float() / temperature
+        return logits if others is None else logits.masked_fill(others, float("-inf"))
+
+    def aligned(batch: Batch) -> Batch:
+        if not several:
+            return replace(batch, targets=rows.to(batch.targets.device)[batch.targets])
+        wide = batch.targets.new_zeros(len(batch.targets), len(classifier.labels))
+        wide[:, rows.to(wide.device)] = batch.targets
+        return replace(batch, targets=wide)
+
+    loader, batches = outputs.shown(
+        model,
         split,
         classifier.preprocess.preprocessing,
+        compute,
         batch_size=options.batch_size,
         workers=options.workers,
     )
-    logits = found.values / classifier.temperature
-    if dataset.multilabel:
-        targets = np.zeros((len(found.targets), len(classifier.labels)), bool)
-        targets[:, rows] = found.targets
-        return Measured(classifier, split, found, targets, logits)
-    if options.restrict:
-        others = np.setdiff1d(np.arange(logits.shape[1]), rows)
-        logits = logits.copy()
-        logits[:, others] = -np.inf
-    return Measured(classifier, split, found, rows[found.targets], logits)
+    collect = multilabel.collect if several else answers.collect
+    found = collect((aligned(batch), logits) for batch, logits in batches)
+    return Measured(classifier, split, found, dict(loader.bad))
 
 
 def figures(measured: Measured, options: EvaluateConfig) -> dict[str, Any]:
     """Return every figure of a classifier on a split."""
-    logits, targets = measured.logits, measured.targets
-    if targets.ndim == 2:
-        classifier = measured.classifier
-        return multilabel.figures(logits, targets, classifier.labels, classifier.thresholds)
-    worst = accuracy.worst_mistakes(logits, targets, measured.outputs.indices, WORST)
-    labels = measured.classifier.labels
-    for row in worst:
-        row |= {
-            "file": measured.split.name(row["index"]),
-            "truth": labels[row["truth"]],
-            "guess": labels[row["guess"]],
-        }
-    document = accuracy.figures(logits, targets, labels, options.seed)
-    document |= calibration.figures(logits, targets)
-    document["worst"] = worst
-    if threshold := measured.classifier.abstain:
-        answered = softmax(logits, axis=1).max(1) >= threshold
-        share = float(measured.right[answered].mean()) if answered.any() else None
+    classifier, found = measured.classifier, measured.answers
+    if isinstance(found, Scores):
+        return multilabel.document(found, classifier.labels, classifier.thresholds)
+    document = accuracy.document(found, classifier.labels, options.seed)
+    for row in document["worst"]:
+        row["file"] = measured.split.name(row["index"])
+    if threshold := classifier.abstain:
+        answered = found.probabilities >= threshold
+        share = float(found.right[answered].mean()) if answered.any() else None
         document["abstain"] = {"threshold": threshold, "coverage": float(answered.mean()), "accuracy": share}
     return document
 
 
 def compare(first: Measured, second: Measured, options: EvaluateConfig) -> dict[str, Any]:
     """Return the second checkpoint's figures, and a paired comparison on the images that both could read."""
-    shared, a, b = np.intersect1d(first.outputs.indices, second.outputs.indices, return_indices=True)
+    shared, a, b = np.intersect1d(first.answers.indices, second.answers.indices, return_indices=True)
     if not len(shared):
         raise DataError("the two checkpoints have no readable image in common")
     paired = accuracy.compare(first.right[a], second.right[b], options.seed)
@@ -139,11 +148,14 @@ def _calibrate(
     classifier.about = {
         name: each for name, each in classifier.about.items() if name not in ("calibration", "thresholds")
     }
-    held_out = measure(classifier, dataset, dataset.splits["val"], options)
+    held_out = outputs.logits(classifier.model, dataset.splits["val"], classifier.preprocess.preprocessing)
+    rows = alignment.rows_of(dataset.labels, classifier.labels)
     if dataset.multilabel:
-        classifier.about["thresholds"] = multilabel.thresholds(held_out.logits, held_out.targets)
+        targets = np.zeros((len(held_out.targets), len(classifier.labels)), bool)
+        targets[:, rows] = held_out.targets
+        classifier.about["thresholds"] = multilabel.thresholds(held_out.values, targets)
     else:
-        fitted = calibration.temperature(held_out.logits, held_out.targets)
+        fitted = calibration.temperature(held_out.values, rows[held_out.targets])
         classifier.about["calibration"] = {"temperature": fitted, "images": len(held_out.targets)}
         console.note(f"temperature: {fitted:.3f}, fitted on {len(held_out.targets):,} val images and sealed")
     weights = checkpoint.read(path)
@@ -166,7 +178,8 @@ def _under_corruptions(measured: Measured, seed: int) -> dict[str, Any]:
     """Return the error under each corruption and their mean; for ImageNet also relative to AlexNet."""
     classifier, split, transform = measured.classifier, measured.split, measured.classifier.preprocess
     channels = transform.preprocessing.channels
-    pixels = [transform.pixels(split.images.read(int(i), channels)) for i in measured.outputs.indices]
+    targets = measured.answers.targets
+    pixels = [transform.pixels(split.images.read(int(i), channels)) for i in measured.answers.indices]
     table: dict[str, list[float]] = {}
     for name in corruptions.CORRUPTIONS:
         table[name] = []
@@ -179,7 +192,7 @@ def _under_corruptions(measured: Measured, seed: int) -> dict[str, Any]:
                 ]
                 batch = torch.from_numpy(np.stack(some)).permute(0, 3, 1, 2).to(classifier.device)
                 guess = classifier.model(normalize(batch, transform.preprocessing)).argmax(1).cpu().numpy()
-                wrong += int((guess != measured.targets[start : start + 64]).sum())
+                wrong += int((guess != targets[start : start + 64]).sum())
             table[name].append(wrong / len(pixels))
     means = {name: float(np.mean(errors)) for name, errors in table.items()}
     found: dict[str, Any] = {"errors": table, "mean_error": float(np.mean(list(means.values())))}

@@ -1,10 +1,12 @@
 """Writing files so that a crash never leaves half of one: whole and durable, or not there at all."""
 
 import errno
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from vitreous.errors import VitreousError
 
@@ -37,6 +39,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically; what is not finite is refused."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def sync_folder(folder: Path) -> None:

@@ -120,7 +120,7 @@ def _split(groups: list[Group], takes: Callable[[str, Tensor], bool]) -> tuple[l
 
 
 def learning_rate(
-    step: int,
+    step: float,
     *,
     peak: float,
     steps: int,
@@ -167,6 +167,17 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norm: Tensor) -> None:
     """Scale the gradients down where their global `norm` is above `max_norm`."""
     nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+
+
+def refuse(optimizer: torch.optim.Optimizer, refused: Tensor | None) -> None:
+    """Let the optimizer's next step move nothing where `refused`, on the device, is true; None: let it move.
+
+    This is the way in which torch's own gradient scaler makes fused optimizers skip a step.
+    """
+    if refused is None:
+        optimizer.__dict__.pop("found_inf", None)
+    else:
+        optimizer.found_inf = refused.float()  # type: ignore[attr-defined]
 
 
 def state_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
@@ -216,7 +227,7 @@ class Ema:
         self.tensors: dict[str, Tensor] = {name: value.detach().clone() for name, value in self._live.items()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
+    def update(self, step: int, refused: Tensor | None = None) -> None:
         """Move the average towards the weights after step 0, 1, ...; early on it follows them closely."""
         decay = min(self.decay, (1 + step) / (10 + step))
         pairs = [(_local(self.tensors[name]), _local(value)) for name, value in self._live.items()]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,12 +25,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitreous import config
 from vitreous.errors import OptionError, TrainingError, VitreousError
 
-Chosen = Literal["bf16", "float32"]
 Value = TypeVar("Value")
 _BLOCK = re.compile(r"(^|\.)blocks\.\d+$")
 
@@ -44,7 +42,7 @@ class World:
     size: int = 1
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one process that prints and writes."""
         return self.rank == 0
 
@@ -68,7 +66,7 @@ def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) ->
             dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=chosen)
         else:
             dist.init_process_group("gloo", timeout=timeout)
-        atexit.register(_part)
+        atexit.register(_leave_group)
     try:
         yield World(device=chosen, rank=dist.get_rank(), size=dist.get_world_size())
     except RuntimeError as error:
@@ -86,7 +84,7 @@ def _lost_rank(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or ("gloo" in str(error) and any(t in str(error) for t in lost))
 
 
-def _part() -> None:
+def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -114,13 +112,6 @@ def choose_device(device: str = "auto", local_rank: int = 0) -> torch.device:
     return chosen
 
 
-def choose_precision(precision: config.Precision, device: torch.device) -> Chosen:
-    """Return what is asked for; `auto` is bf16 where the hardware has it, float32 elsewhere."""
-    if precision != "auto":
-        return precision
-    return "bf16" if has_bf16(device) else "float32"
-
-
 def has_bf16(device: torch.device) -> bool:
     """Tell whether the hardware multiplies bf16 natively (on a CPU: AMX, or AVX-512's BF16 instructions)."""
     if device.type == "cuda":
@@ -131,7 +122,7 @@ def has_bf16(device: torch.device) -> bool:
     return False
 
 
-def autocast(device: torch.device, precision: Chosen) -> AbstractContextManager[Any]:
+def autocast(device: torch.device, precision: config.Precision) -> AbstractContextManager[Any]:
     """Compute matrix products in bf16 inside this context; weights, sums and gradients stay float32."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
@@ -148,7 +139,7 @@ def prepare(
     shard: bool = False,
     compile: config.Compile = "none",
     checkpointing: bool = False,
-    precision: Chosen = "float32",
+    precision: config.Precision = "float32",
 ) -> nn.Module:
     """Move the module to its device and return what to call in its place: itself, or its DDP wrapper.
 
@@ -189,7 +180,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward_again
 
 
-def _shard(module: nn.Module, world: World, precision: Chosen) -> nn.Module:
+def _shard(module: nn.Module, world: World, precision: config.Precision) -> nn.Module:
     """FSDP2: each rank keeps a slice of every parameter, its gradient and its optimizer state."""
     mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("data",))
     halves = precision == "bf16" and world.device.type == "cuda"
@@ -232,15 +223,30 @@ def total(values: Mapping[str, float | int], world: World) -> dict[str, float]:
     return dict(zip(values, sums.tolist(), strict=True))
 
 
-def any_rank(flags: Sequence[bool | Tensor], world: World) -> list[bool]:
-    """Tell for each flag whether any rank raised it, with one message and one wait."""
-    raised = torch.stack([torch.as_tensor(flag, dtype=torch.int32, device=world.device) for flag in flags])
-    if world.size > 1:
-        dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+def any_rank(flags: Sequence[bool], world: World) -> list[bool]:
+    """Tell for each flag of the host whether any rank raised it; no device is asked or waited for."""
+    if world.size == 1:
+        return list(flags)
+    raised = torch.tensor(flags, dtype=torch.int32)
+    dist.all_reduce(raised, op=dist.ReduceOp.MAX)  # a CPU tensor: gloo carries it, also beside nccl
     return [bool(flag) for flag in raised.tolist()]
 
 
-def from_leader(value: Value, world: World) -> Value:
+def agree(flag: Tensor, world: World) -> Tensor:
+    """Return on every rank's device whether any rank's flag is true, without waiting for it."""
+    if world.size == 1:
+        return flag
+    raised = flag.to(torch.int32)
+    dist.all_reduce(raised, op=dist.ReduceOp.MAX)
+    return raised.bool()
+
+
+def is_main() -> bool:
+    """Tell whether this process is the one that prints, before it has joined the others."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def broadcast(value: Value, world: World) -> Value:
     """Return rank 0's value on every rank."""
     box = [value]
     if world.size > 1:
@@ -248,15 +254,15 @@ def from_leader(value: Value, world: World) -> Value:
     return box[0]
 
 
-def leader_does(work: Callable[[], object], world: World) -> None:
+def on_main(work: Callable[[], object], world: World) -> None:
     """Do it on rank 0 alone; an error there that a user can cause is raised on every rank."""
     problem: VitreousError | None = None
-    if world.leads:
+    if world.is_main:
         try:
             work()
         except VitreousError as error:
             problem = error
-    problem = from_leader(problem, world)
+    problem = broadcast(problem, world)
     if problem is not None:
         raise problem
 
@@ -308,15 +314,7 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def count_flops(work: Callable[[], Any]) -> int:
-    """Return the floating-point operations of one call (two for a multiply-add), attention included."""
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        work()
-    return counter.get_total_flops()
-
-
-def matrix_rate(device: torch.device, precision: Chosen, *, seconds: float = 0.2) -> float:
+def matrix_rate(device: torch.device, precision: config.Precision, *, seconds: float = 0.2) -> float:
     """Measure how many operations a second a large matrix product reaches here: the ceiling for MFU."""
     side = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32

@@ -256,3 +256,19 @@ def _centre_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
         pixels = np.pad(pixels, [*sides, (0, 0)])
     top, left = round((pixels.shape[0] - height) / 2.0), round((pixels.shape[1] - width) / 2.0)
     return pixels[top : top + height, left : left + width]
+
+
+def resolve(
+    augment: str | Augment, *, mirror: bool, size: tuple[int, int], channels: int, resize: str
+) -> Augment:
+    """Temporary until the data branch is merged."""
+    from vitreous.data import operations
+
+    if isinstance(augment, str):
+        augment = preset(augment, mirror=mirror, tiny=min(size) < TINY)
+        if channels not in (1, 3):
+            augment = replace(augment, randaugment=(0, 0))
+    if resize == "pad":
+        augment = replace(augment, crop_scale=None)
+    operations.check_operations(augment, channels)
+    return augment

@@ -1,48 +1,79 @@
-"""How often a classifier is right: accuracy, per class, confusion, with intervals. Arrays in, figures out.
+"""How often a classifier is right: accuracy, per class, confusion, worst mistakes, with intervals.
 
+Each figure is defined here and nowhere else; training, evaluation, card and report read the same ones.
 Letters: N images, K classes.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax
 from scipy.stats import binomtest
 
+from vitreous.evals import calibration, metrics
+from vitreous.evals.answers import Answers
+
 BOOTSTRAPS = 2000
+DENSE = 1000
+"""Classes up to which the confusion matrix is written whole; above it would take gigabytes."""
+WORST = 24
+CONFUSED = 100
 
 
-def figures(logits: np.ndarray, targets: np.ndarray, labels: list[str], seed: int = 0) -> dict[str, Any]:
-    """Return accuracy, top5, loss, macro averages, confusion (rows: truth) and one row a class."""
-    guess = logits.argmax(1)
-    right = guess == targets
-    confusion = confusion_matrix(targets, guess, len(labels))
-    rows = per_class(confusion, labels)
-    seen = [row for row in rows if row["count"]]
-    low, high = bootstrap(right.astype(float), seed)
+def headline(answers: Answers) -> dict[str, float]:
+    """Return the figures that a run follows: loss, accuracy, top5, mean per-class accuracy, count."""
     return {
-        "count": len(targets),
-        "accuracy": float(right.mean()),
-        "accuracy_interval": [low, high],
-        "top5": float(in_top(logits, targets, 5).mean()),
-        "loss": float(-log_softmax(logits, axis=1)[np.arange(len(targets)), targets].mean()),
-        "mean_per_class_accuracy": float(np.mean([row["recall"] for row in seen])),
-        "precision": float(np.mean([row["precision"] for row in seen])),
-        "recall": float(np.mean([row["recall"] for row in seen])),
-        "f1": float(np.mean([row["f1"] for row in seen])),
-        "per_class": rows,
-        "confusion": confusion.tolist(),
+        "loss": float(answers.losses.mean()),
+        "accuracy": float(answers.right.mean()),
+        "top5": float((answers.ranks < 5).mean()),
+        "mean_per_class_accuracy": metrics.mean_of_classes(answers.right, answers.targets, answers.classes),
+        "count": float(len(answers)),
     }
 
 
-def confusion_matrix(targets: np.ndarray, guess: np.ndarray, classes: int) -> np.ndarray:
+def document(answers: Answers, labels: Sequence[str], seed: int = 0) -> dict[str, Any]:
+    """Return every figure: those above with their interval, per class, confusion, calibration, mistakes."""
+    rows = per_class(answers, labels)
+    seen = [row for row in rows if row["count"]]
+    means = {name: float(np.mean([row[name] for row in seen])) for name in ("precision", "recall", "f1")}
+    dense = confusion_matrix(answers).tolist() if answers.classes <= DENSE else None
+    return {
+        **headline(answers),
+        "count": len(answers),
+        "accuracy_interval": list(bootstrap(answers.right.astype(float), seed)),
+        **means,
+        "per_class": rows,
+        "confusion": dense,
+        "confused": most_confused(answers, labels),
+        **calibration.figures(answers.probabilities, answers.right),
+        "worst": worst_mistakes(answers, labels),
+    }
+
+
+def confusion_matrix(answers: Answers) -> np.ndarray:
     """Return how many images of each class (row) were taken for each class (column)."""
-    return np.bincount(targets * classes + guess, minlength=classes**2).reshape(classes, classes)
+    classes = answers.classes
+    counts = np.bincount(answers.targets * classes + answers.guesses, minlength=classes**2)
+    return counts.reshape(classes, classes)
 
 
-def per_class(confusion: np.ndarray, labels: list[str]) -> list[dict[str, Any]]:
+def most_confused(answers: Answers, labels: Sequence[str], most: int = CONFUSED) -> list[dict[str, Any]]:
+    """Return the pairs of classes that were mistaken most often, with how often."""
+    wrong = ~answers.right
+    pairs, counts = np.unique(
+        np.stack([answers.targets[wrong], answers.guesses[wrong]], axis=1), axis=0, return_counts=True
+    )
+    order = np.argsort(-counts, kind="stable")[:most]
+    return [
+        {"truth": labels[pairs[i, 0]], "guess": labels[pairs[i, 1]], "count": int(counts[i])} for i in order
+    ]
+
+
+def per_class(answers: Answers, labels: Sequence[str]) -> list[dict[str, Any]]:
     """Return count, precision, recall and F1 of each class; a class without images has zeros and count 0."""
-    right, truth, guessed = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    right = np.bincount(answers.targets[answers.right], minlength=answers.classes)
+    truth = np.bincount(answers.targets, minlength=answers.classes)
+    guessed = np.bincount(answers.guesses, minlength=answers.classes)
     precision = right / np.maximum(guessed, 1)
     recall = right / np.maximum(truth, 1)
     f1 = 2 * right / np.maximum(truth + guessed, 1)
@@ -59,11 +90,20 @@ def per_class(confusion: np.ndarray, labels: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def in_top(logits: np.ndarray, targets: np.ndarray, count: int) -> np.ndarray:
-    """Return whether each image's class is among the `count` likeliest; of ties the first class wins."""
-    own = logits[np.arange(len(targets)), targets][:, None]
-    earlier = np.arange(logits.shape[1]) < targets[:, None]
-    return ((logits > own) | ((logits == own) & earlier)).sum(1) < count
+def worst_mistakes(answers: Answers, labels: Sequence[str], most: int = WORST) -> list[dict[str, Any]]:
+    """Return the images with the largest loss among those taken for another class."""
+    wrong = np.flatnonzero(~answers.right)
+    order = wrong[np.argsort(-answers.losses[wrong], kind="stable")][:most]
+    return [
+        {
+            "index": int(answers.indices[i]),
+            "truth": labels[answers.targets[i]],
+            "guess": labels[answers.guesses[i]],
+            "probability": float(answers.probabilities[i]),
+            "loss": float(answers.losses[i]),
+        }
+        for i in order
+    ]
 
 
 def bootstrap(values: np.ndarray, seed: int = 0, share: float = 0.95) -> tuple[float, float]:
@@ -73,26 +113,6 @@ def bootstrap(values: np.ndarray, seed: int = 0, share: float = 0.95) -> tuple[f
     means = [values[generator.integers(0, count, count)].mean() for _ in range(BOOTSTRAPS)]
     low, high = np.quantile(means, [(1 - share) / 2, (1 + share) / 2])
     return float(low), float(high)
-
-
-def worst_mistakes(
-    logits: np.ndarray, targets: np.ndarray, indices: np.ndarray, most: int
-) -> list[dict[str, Any]]:
-    """Return the images with the largest loss among those taken for another class."""
-    logs = log_softmax(logits, axis=1)
-    loss, guess = -logs[np.arange(len(targets)), targets], logits.argmax(1)
-    wrong = np.flatnonzero(guess != targets)
-    order = wrong[np.argsort(-loss[wrong], kind="stable")][:most]
-    return [
-        {
-            "index": int(indices[i]),
-            "truth": int(targets[i]),
-            "guess": int(guess[i]),
-            "probability": float(np.exp(logs[i, guess[i]])),
-            "loss": float(loss[i]),
-        }
-        for i in order
-    ]
 
 
 def compare(first: np.ndarray, second: np.ndarray, seed: int = 0) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Whether a classifier's confidence can be trusted: calibration error, temperature, and abstaining.
 
+`confidence` (N,) is the probability of each answer, `right` (N,) whether it was true.
 Letters: N images, K classes.
 """
 
@@ -7,14 +8,13 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax, softmax
+from scipy.special import log_softmax
 
 BINS = 15
 
 
-def reliability(logits: np.ndarray, targets: np.ndarray, bins: int = BINS) -> list[dict[str, float]]:
+def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> list[dict[str, float]]:
     """Return count, mean confidence and accuracy of the images in each of `bins` equal bins of confidence."""
-    confidence, right = _confidence(logits, targets)
     place = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # bins are open below
     rows = []
     for number in range(bins):
@@ -32,10 +32,10 @@ def reliability(logits: np.ndarray, targets: np.ndarray, bins: int = BINS) -> li
     return rows
 
 
-def expected_calibration_error(logits: np.ndarray, targets: np.ndarray, bins: int = BINS) -> float:
+def expected_calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> float:
     """Return the mean distance between confidence and accuracy over bins, weighed by their images."""
-    rows = reliability(logits, targets, bins)
-    return sum(row["count"] * abs(row["confidence"] - row["accuracy"]) for row in rows) / len(targets)
+    rows = reliability(confidence, right, bins)
+    return sum(row["count"] * abs(row["confidence"] - row["accuracy"]) for row in rows) / len(right)
 
 
 def temperature(logits: np.ndarray, targets: np.ndarray) -> float:
@@ -49,9 +49,10 @@ def temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     return float(np.exp(found.x))
 
 
-def coverage_curve(logits: np.ndarray, targets: np.ndarray, points: int = 20) -> list[dict[str, float]]:
+def coverage_curve(
+    confidence: np.ndarray, right: np.ndarray, points: int = 20
+) -> list[dict[str, float]]:
     """Return accuracy when only the most confident images are answered, with the threshold that does it."""
-    confidence, right = _confidence(logits, targets)
     order = np.argsort(-confidence, kind="stable")
     running = np.cumsum(right[order]) / np.arange(1, len(order) + 1)
     rows = []
@@ -67,15 +68,10 @@ def coverage_curve(logits: np.ndarray, targets: np.ndarray, points: int = 20) ->
     return rows
 
 
-def figures(logits: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
+def figures(confidence: np.ndarray, right: np.ndarray) -> dict[str, Any]:
     """Return all of the above as one document."""
     return {
-        "ece": expected_calibration_error(logits, targets),
-        "reliability": reliability(logits, targets),
-        "coverage": coverage_curve(logits, targets),
+        "ece": expected_calibration_error(confidence, right),
+        "reliability": reliability(confidence, right),
+        "coverage": coverage_curve(confidence, right),
     }
-
-
-def _confidence(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    probabilities = softmax(logits, axis=1)
-    return probabilities.max(1), probabilities.argmax(1) == targets

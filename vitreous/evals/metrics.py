@@ -20,9 +20,13 @@ def accuracy(scores: np.ndarray, targets: np.ndarray) -> float:  # (N, K), (N,)
 
 def mean_per_class_accuracy(scores: np.ndarray, targets: np.ndarray) -> float:  # (N, K), (N,)
     """Return the mean of the classes' own accuracies: rare classes count as much as common ones."""
-    right = scores.argmax(1) == targets
-    count = np.bincount(targets, minlength=scores.shape[1])
-    return float((np.bincount(targets, right, minlength=len(count))[count > 0] / count[count > 0]).mean())
+    return mean_of_classes(scores.argmax(1) == targets, targets, scores.shape[1])
+
+
+def mean_of_classes(right: np.ndarray, targets: np.ndarray, classes: int) -> float:  # (N,) bool, (N,)
+    """Return the mean over classes that occur of the share of their images that was recognised."""
+    count = np.bincount(targets, minlength=classes)
+    return float((np.bincount(targets, right, minlength=classes)[count > 0] / count[count > 0]).mean())
 
 
 def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:  # (N, K), (N, K) bool

@@ -1,50 +1,98 @@
-"""How good a model of several labels an image is: average precision, and the threshold of each label.
+"""How good a model of several labels per image is: average precision, and the threshold of each label.
 
 Letters: N images, K labels.
 """
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import expit
 from sklearn.metrics import average_precision_score, multilabel_confusion_matrix, precision_recall_curve
+from torch import Tensor
+
+from vitreous import parallel
+from vitreous.data import Batch
+from vitreous.errors import DataError
+from vitreous.evals import metrics
 
 
-def figures(
-    logits: np.ndarray, targets: np.ndarray, labels: list[str], chosen: list[float] | None = None
-) -> dict[str, Any]:
-    """Return mAP over labels that occur, and precision, recall and F1 of each at its threshold."""
-    scores, targets = expit(logits), targets.astype(bool)
-    limits = np.array(chosen if chosen is not None else [0.5] * len(labels))
+@dataclass(frozen=True)
+class Scores:
+    """The logits and labels of every image, in the order of the split."""
+
+    indices: np.ndarray  # (N,)
+    logits: np.ndarray  # (N, K)
+    targets: np.ndarray  # (N, K) bool
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def right(self, limits: Sequence[float] | None = None) -> np.ndarray:
+        """Return whether each image was given all of its labels and no other, (N,) bool."""
+        return ((expit(self.logits) >= _limits(limits, self.targets.shape[1])) == self.targets).all(1)
+
+
+def collect(batches: Iterable[tuple[Batch, Tensor]], world: parallel.World | None = None) -> Scores:
+    """Return the scores of all batches, of all ranks, sorted by the images' numbers."""
+    own = [
+        (batch.indices.numpy(), logits.cpu().numpy(), (batch.targets > 0).cpu().numpy())
+        for batch, logits in batches
+    ]
+    parts = own if world is None else [part for rank in parallel.gather(own, world) for part in rank]
+    if not sum(len(part[0]) for part in parts):
+        raise DataError("none of the images could be read: see `vitreous check`")
+    indices, logits, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(indices, kind="stable")
+    return Scores(indices[order], logits[order], targets[order])
+
+
+def headline(scores: Scores, limits: Sequence[float] | None = None) -> dict[str, float]:
+    """Return the figures that a run follows: loss, mAP, accuracy (all labels right), top5, count.
+
+    The loss is the mean over images and labels of the binary cross entropy.
+    """
+    logits, targets = scores.logits, scores.targets
+    top = [_any_in_top(row, truth, 5) for row, truth in zip(logits, targets, strict=True)]
+    return {
+        "loss": float(np.mean(np.logaddexp(0, logits) - targets * logits)),
+        "mean_average_precision": metrics.mean_average_precision(logits, targets),
+        "accuracy": float(scores.right(limits).mean()),
+        "top5": float(np.mean(top)),
+        "count": float(len(targets)),
+    }
+
+
+def document(scores: Scores, labels: Sequence[str], limits: Sequence[float] | None = None) -> dict[str, Any]:
+    """Return those figures, and precision, recall and F1 of each label at its threshold."""
+    probabilities, targets = expit(scores.logits), scores.targets
+    chosen = _limits(limits, len(labels))
     rows = []
     for k, label in enumerate(labels):
-        truth, guess = targets[:, k], scores[:, k] >= limits[k]
+        truth, guess = targets[:, k], probabilities[:, k] >= chosen[k]
         right = int((truth & guess).sum())
         rows.append(
             {
                 "label": label,
                 "count": int(truth.sum()),
-                "average_precision": float(average_precision_score(truth, scores[:, k]))
+                "average_precision": float(average_precision_score(truth, probabilities[:, k]))
                 if truth.any()
                 else None,
-                "threshold": float(limits[k]),
+                "threshold": float(chosen[k]),
                 "precision": right / max(int(guess.sum()), 1),
                 "recall": right / max(int(truth.sum()), 1),
                 "f1": 2 * right / max(int(truth.sum() + guess.sum()), 1),
             }
         )
     seen = [row for row in rows if row["count"]]
-    exact = (scores >= limits) == targets
     return {
+        **headline(scores, limits),
         "count": len(targets),
-        "mean_average_precision": float(np.mean([row["average_precision"] for row in seen])) if seen else 0.0,
-        "accuracy": float(exact.all(1).mean()),
-        "top5": float(np.mean([_any_in_top(s, t, 5) for s, t in zip(scores, targets, strict=True)])),
-        "loss": float(np.mean(np.logaddexp(0, logits) - targets * logits)),
-        "ece": _calibration_error(scores, targets),
+        "ece": _calibration_error(probabilities, targets),
         "f1": float(np.mean([row["f1"] for row in seen])) if seen else 0.0,
         "per_class": rows,
-        "confusion": multilabel_confusion_matrix(targets, scores >= limits).tolist(),
+        "confusion": multilabel_confusion_matrix(targets, probabilities >= chosen).tolist(),
     }
 
 
@@ -59,6 +107,10 @@ def thresholds(logits: np.ndarray, targets: np.ndarray) -> list[float]:
         f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
         found.append(float(limits[f1[:-1].argmax()]))
     return found
+
+
+def _limits(limits: Sequence[float] | None, labels: int) -> np.ndarray:
+    return np.array([0.5] * labels if limits is None else limits)
 
 
 def _any_in_top(scores: np.ndarray, truth: np.ndarray, count: int) -> bool:

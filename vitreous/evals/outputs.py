@@ -1,11 +1,11 @@
-"""What a model says of every image of a split: logits, or features, once each and in order.
+"""What a model computes of every image of a split, once each and in order, on one rank or on many.
 
-Letters: N images, K classes, D width.
+Letters: N images, B batch, K classes, D width.
 """
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -13,15 +13,54 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous import console
+from vitreous import config, console, parallel
 from vitreous.config import Preprocessing
-from vitreous.data import Loader, Split
+from vitreous.data import Batch, Loader, Split
 from vitreous.errors import DataError
-from vitreous.models.architecture import ViTConfig
 from vitreous.models.weights import Model
 
 FEW = 500
 """Images for which no processes are started to read them."""
+
+Compute = Callable[[Tensor, Tensor | None], Tensor]
+"""From images (B, C, H, W) and their mask to one row of values per image."""
+
+
+class Interrupted(Exception):
+    """An evaluation was asked to stop before its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """How images are computed: on which device and ranks, in which precision, how many at a time."""
+
+    world: parallel.World
+    precision: config.Precision = "float32"
+    micro_batch: int | None = None
+    stopped: Callable[[], bool] | None = None
+    """Asked after every batch; True on any rank interrupts the evaluation on all of them."""
+
+    @torch.no_grad()
+    def batches(self, loader: Loader, compute: Compute) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield every batch of the loader's split with its values, float32, on the device."""
+        for batch in loader.epoch(0):
+            yield batch, self.values(batch, compute)
+            if self.stopped is not None and any(parallel.any_rank([self.stopped()], self.world)):
+                raise Interrupted
+
+    def values(self, batch: Batch, compute: Compute) -> Tensor:
+        """Compute one batch, in parts where memory is short."""
+        count, images, mask = len(batch), batch.images, batch.mask
+        if count == 0:  # a rank without images still takes part in the exchange of shards
+            images = images.new_zeros(1, *images.shape[1:])
+            mask = None if mask is None else mask.new_ones(1, *mask.shape[1:])
+        size = self.micro_batch or max(1, count)
+        parts = []
+        for start in range(0, len(images), size):
+            part = slice(start, start + size)
+            with parallel.autocast(self.world.device, self.precision):
+                parts.append(compute(images[part], None if mask is None else mask[part]).float())
+        return torch.cat(parts)[:count]
 
 
 @dataclass(frozen=True)
@@ -35,40 +74,22 @@ class Outputs:
     """Images that could not be read, and why; they count nowhere."""
 
 
-@torch.inference_mode()
 def run(
     model: Model,
     split: Split,
     preprocessing: Preprocessing,
-    compute: Callable[[Tensor, Tensor | None], Tensor],
+    compute: Compute,
     *,
     batch_size: int = 64,
     workers: int | None = None,
 ) -> Outputs:
     """Compute something of every image of the split, on the model's device."""
-    config = model.config
-    step = config.step if isinstance(config, ViTConfig) else (32, 32)
-    device = next(model.parameters()).device
-    loader = Loader(
-        split,
-        preprocessing=preprocessing,
-        batch_size=min(batch_size, max(1, len(split))),
-        workers=_workers(split, device) if workers is None else workers,
-        device=device,
-        training=False,
-        patch_size=step,
-    )
-    model.eval()
+    loader, batches = shown(model, split, preprocessing, compute, batch_size=batch_size, workers=workers)
     values, targets, indices = [], [], []
-    started, done = time.perf_counter(), 0
-    with closing(console.Progress(len(split), what="image")) as bar:
-        for batch in loader.epoch(0):
-            values.append(compute(batch.images, batch.mask).float().cpu())
-            targets.append(batch.targets.cpu())
-            indices.append(batch.indices)
-            done += len(batch)
-            pace = (time.perf_counter() - started) / max(1, done)
-            bar.update(done, len(split), f"{1 / pace:,.0f} images/s", left=(len(split) - done) * pace)
+    for batch, found in batches:
+        values.append(found.cpu())
+        targets.append(batch.targets.cpu())
+        indices.append(batch.indices)
     if not values or not sum(map(len, values)):
         raise DataError(f"none of the {len(split)} images could be read: see `vitreous check`")
     return Outputs(
@@ -76,7 +97,42 @@ def run(
     )
 
 
-def _workers(split: Split, device: torch.device) -> int:
+def shown(
+    model: Model,
+    split: Split,
+    preprocessing: Preprocessing,
+    compute: Compute,
+    *,
+    batch_size: int = 64,
+    workers: int | None = None,
+) -> tuple[Loader, Iterator[tuple[Batch, Tensor]]]:
+    """Return a loader of the split, and its batches with their values, under a bar that shows how far it is."""
+    device = next(model.parameters()).device
+    loader = Loader(
+        split,
+        preprocessing=preprocessing,
+        batch_size=min(batch_size, max(1, len(split))),
+        workers=reading_workers(split, device) if workers is None else workers,
+        device=device,
+        training=False,
+        patch_size=model.config.step,
+    )
+    model.eval()
+
+    def batches() -> Iterator[tuple[Batch, Tensor]]:
+        inference = Inference(world=parallel.World(device=device))
+        started, done = time.perf_counter(), 0
+        with closing(console.Progress(len(split), what="image")) as bar, torch.inference_mode():
+            for batch, values in inference.batches(loader, compute):
+                yield batch, values
+                done += len(batch)
+                pace = (time.perf_counter() - started) / max(1, done)
+                bar.update(done, len(split), f"{1 / pace:,.0f} images/s", left=(len(split) - done) * pace)
+
+    return loader, batches()
+
+
+def reading_workers(split: Split, device: torch.device) -> int:
     """Return how many processes should read: a CPU that computes has none to spare, few images don't pay."""
     if device.type == "cpu" or len(split) < FEW:
         return 0
@@ -85,8 +141,4 @@ def _workers(split: Split, device: torch.device) -> int:
 
 def logits(model: Model, split: Split, preprocessing: Preprocessing, **options: object) -> Outputs:
     """Return the logits of every image."""
-
-    def compute(images: Tensor, mask: Tensor | None) -> Tensor:
-        return model(images) if mask is None else model(images, mask)
-
-    return run(model, split, preprocessing, compute, **options)  # type: ignore[arg-type]
+    return run(model, split, preprocessing, model, **options)  # type: ignore[arg-type]

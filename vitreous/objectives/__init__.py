@@ -1,20 +1,89 @@
-"""What is learned: an objective is a module that turns a batch into a loss and metrics; none knows the loop.
+"""Tasks: what is learned from a batch, how that is judged, and what it leaves behind; none knows the loop.
 
-An objective holds its model as `model`. `forward(batch)` returns the mean loss over the batch's images, to be
-minimised, and metrics that are means over the same images; the loop weighs both by the number of images, so
-that micro-batches and ranks of unequal size add up to the whole batch.
+A task is a module that holds its model as `model`. A new one is a new file here with a class and a function
+`build(model, plan, dataset)`; the loop, the checkpoints, the card and the report take it as it is.
 """
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from vitreous.data import Batch
+from vitreous.config import Preprocessing
+from vitreous.data import Batch, Dataset, Loader
+from vitreous.evals.outputs import Inference
+from vitreous.models.weights import Model
+
+
+class Evaluation(Protocol):
+    """What one evaluation found."""
+
+    figures: Mapping[str, float]
+    """The few figures that a run follows: `loss`, `count`, and what the task adds."""
+
+    def document(self) -> dict[str, Any]:
+        """Return everything that was found, for `evaluation.json` and the report."""
+        ...
 
 
 class Objective(nn.Module):
-    """The one signature."""
+    """The one signature. What is not overridden suits a task that has nothing but a loss."""
 
-    model: nn.Module
+    model: Model
+    views = 1
+    """How many differently augmented copies of each image `forward` is given (`Batch.views`)."""
+    headline = "loss"
+    """The figure that the model card shows first."""
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss, and detached metrics by name."""
+        """Return the mean loss over the batch's images, and detached metrics that are means over the same.
+
+        The loop weighs both by the number of images, so that micro-batches and ranks of unequal size add up
+        to the whole batch.
+        """
         raise NotImplementedError
+
+    def after_update(self, step: int, refused: Tensor | None) -> None:
+        """Follow an update of the weights, such as with an average of them that teaches.
+
+        It must not wait for the device. `refused`: a flag on the device; where it is true nothing has moved,
+        and nothing must move here.
+        """
+
+    def evaluate(self, loader: Loader, inference: Inference) -> Evaluation:
+        """Judge the model on a split; every rank takes part."""
+        from vitreous.evals.mean_loss import collect
+
+        return collect(self, loader, inference)
+
+    def score(self, figures: Mapping[str, float]) -> list[float]:
+        """Return what makes one evaluation better than another: the first entry, of equal ones the next."""
+        return [-figures["loss"]]
+
+    def sealed(self) -> dict[str, Any]:
+        """Return what the sealed file records beside weights, recipe and results."""
+        return {}
+
+    def card(self, dataset: Dataset, preprocessing: Preprocessing) -> tuple[str, str]:
+        """Return what the model is, and what it is not for, as Markdown paragraphs."""
+        height, width = preprocessing.image_size
+        return (
+            f"A model of images of {preprocessing.channels} channels of {height}x{width} pixels.",
+            "It has no classes: fine-tune it on a task first.",
+        )
+
+
+Build = Callable[[Model, Any, Dataset], Objective]
+"""From a model, a plan and the data to a task."""
+
+
+def builder(name: str) -> Build:
+    """Return the `build` of the task in the file of that name."""
+    return import_module(f"{__name__}.{name}").build
+
+
+def listed(labels: Sequence[str], most: int = 20) -> str:
+    """Return class names for a sentence; of many the first few."""
+    more = f" and {len(labels) - most:,} more" if len(labels) > most else ""
+    return ", ".join(label.replace("|", "\\|") for label in labels[:most]) + more

@@ -3,22 +3,78 @@
 Letters: B batch, K classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from vitreous.config import Loss
-from vitreous.data import Batch
+from vitreous.config import Balance, Loss, Preprocessing
+from vitreous.data import Batch, Dataset, Loader, class_weights
 from vitreous.errors import OptionError
-from vitreous.objectives import Objective
+from vitreous.evals import accuracy, answers, multilabel
+from vitreous.evals.answers import Answers
+from vitreous.evals.multilabel import Scores
+from vitreous.evals.outputs import Inference
+from vitreous.models.weights import Model
+from vitreous.objectives import Evaluation, Objective, listed
+
+
+class Settings(Protocol):
+    """What of a plan this task needs."""
+
+    @property
+    def loss(self) -> Loss: ...
+    @property
+    def label_smoothing(self) -> float: ...
+    @property
+    def balance(self) -> Balance: ...
+    @property
+    def binary_targets(self) -> bool: ...
+
+
+def build(model: Model, plan: Settings, dataset: Dataset) -> "Supervised":
+    """Return the task of `vitreous train` and `vitreous finetune`."""
+    split = dataset.splits["train"]
+    weights = class_weights(split.targets, split.classes).tolist() if plan.balance == "loss" else None
+    return Supervised(
+        model,
+        loss=plan.loss,
+        label_smoothing=plan.label_smoothing,
+        class_weights=weights,
+        positive_above=0.0 if plan.binary_targets else None,
+        labels=dataset.labels,
+        multilabel=dataset.multilabel,
+    )
+
+
+@dataclass(frozen=True)
+class Classified:
+    """An evaluation of a classifier: the figures that a run follows, and on request all the others."""
+
+    answers: Answers | Scores
+    labels: Sequence[str]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Loss, accuracy, top5, count; mean per-class accuracy, or mean average precision."""
+        if isinstance(self.answers, Scores):
+            return multilabel.headline(self.answers)
+        return accuracy.headline(self.answers)
+
+    def document(self) -> dict[str, Any]:
+        """Return what `vitreous evaluate` measures."""
+        if isinstance(self.answers, Scores):
+            return multilabel.document(self.answers, self.labels)
+        return accuracy.document(self.answers, self.labels)
 
 
 class Supervised(Objective):
     """Tell the class, or with `sigmoid` the classes, of an image.
 
-    `softmax`: one label an image, or a distribution over labels (Mixup, CutMix). `sigmoid`: a yes or no for
+    `softmax`: one label per image, or a distribution over labels (Mixup, CutMix). `sigmoid`: a yes or no for
     each class, summed over classes; for images with several labels, and the alternative that the paper took
     for pre-training and DeiT III (arXiv 2204.07118) for ImageNet. `positive_above` 0.0 is DeiT III's reading
     of mixed labels: every class that is mixed in is fully there.
@@ -26,14 +82,18 @@ class Supervised(Objective):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         *,
         loss: Loss = "softmax",
         label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
         positive_above: float | None = None,
+        labels: Sequence[str] = (),
+        multilabel: bool = False,
     ) -> None:
         super().__init__()
+        if positive_above is not None and loss != "sigmoid":
+            raise OptionError("binary targets are for --loss sigmoid: softmax needs shares that add up to 1")
         if loss not in ("softmax", "sigmoid"):
             raise OptionError(f"unknown loss {loss!r}: expected softmax or sigmoid")
         if not 0.0 <= label_smoothing < 1.0:
@@ -44,12 +104,14 @@ class Supervised(Objective):
         self.loss: Loss = loss
         self.label_smoothing = label_smoothing
         self.positive_above = positive_above
+        self.labels, self.multilabel = list(labels), multilabel
+        self.headline = "mean_average_precision" if multilabel else "accuracy"
         self.class_weights: Tensor | None
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = self.model(batch.images) if batch.mask is None else self.model(batch.images, batch.mask)
+        logits = self.model(batch.images, batch.mask)
         losses = self.losses(logits.float(), batch.targets)  # (B,)
         images = max(1, len(losses))  # a rank may have none of a small batch
         # With several labels this is no accuracy as evaluations mean it, which asks for all of them.
@@ -71,6 +133,33 @@ class Supervised(Objective):
             targets = targets * (1.0 - smooth) + smooth / logits.shape[1]
         losses = F.binary_cross_entropy_with_logits(logits, targets, self.class_weights, reduction="none")
         return losses.sum(dim=1)
+
+    def evaluate(self, loader: Loader, inference: Inference) -> Evaluation:
+        """Judge the model by plain cross entropy: without smoothing, weights or mixing."""
+        self.model.eval()
+        batches = inference.batches(loader, self.model)
+        collect = multilabel.collect if self.multilabel else answers.collect
+        return Classified(collect(batches, inference.world), self.labels)
+
+    def score(self, figures: Mapping[str, float]) -> list[float]:
+        """Return accuracy (of several labels: mean average precision); of equal ones the lower loss is better."""
+        return [figures[self.headline], -figures["loss"]]
+
+    def sealed(self) -> dict[str, Any]:
+        """Return that images may have several labels, where they may."""
+        return {"multilabel": True} if self.multilabel else {}
+
+    def card(self, dataset: Dataset, preprocessing: Preprocessing) -> tuple[str, str]:
+        """Return which classes it tells apart, and what it can't do."""
+        height, width = preprocessing.image_size
+        answer = "scores each of them" if self.multilabel else "answers with one of them"
+        return (
+            f"An image classifier.\n"
+            f"Input: {preprocessing.channels} channels of {height}x{width} pixels; it holds its preprocessing.\n"
+            f"Its {len(self.labels):,} classes: {listed(self.labels)}.",
+            f"It knows these classes only, and {answer} for any picture. How it does on images that differ\n"
+            f"from its training images (other cameras, other light, other people) was not measured.",
+        )
 
 
 def correct(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What lets a run survive: checkpoints that are whole or absent, the run folder's lock; never what they hold.
+"""What lets a run survive: checkpoints that are whole or absent; never what they hold.
 
 A checkpoint is a folder `resume/step-00001234/`: one safetensors file a rank (torch.distributed.checkpoint's;
 no pickle anywhere) and `manifest.json`, which names every file with its checksum. It is written beside its
@@ -6,13 +6,11 @@ final name, synced, then renamed, and only then `.latest` moves. A name without 
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import socket
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -172,7 +170,7 @@ class Checkpoints:
 
     def _publish(self, partial: Path, body: dict[str, Any], digests: list[dict[str, dict[str, Any]]]) -> None:
         body["files"] = {name: entry for part in digests for name, entry in sorted(part.items())}
-        write_json(partial / _MANIFEST, {**body, "sha256": _digest(body)})
+        files.write_json(partial / _MANIFEST, {**body, "sha256": _digest(body)})
         final = partial.with_suffix("")
         if (
             final.exists()
@@ -270,58 +268,6 @@ class Checkpoints:
         if problem is not None:
             raise problem
         return result
-
-
-class RunLock:
-    """Holds a run folder for one process; the kernel lets go of it when the process ends, in whatever way."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / ".lock").open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "another process"
-            self._file.close()
-            raise ResumeError(f"{folder} is in use by {holder}: wait for it, or give another --out") from None
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        self._file.flush()
-        # A forked loader worker would share the lock and could outlive us with it.
-        os.register_at_fork(after_in_child=self._file.close)
-
-    def release(self) -> None:
-        """Let another process have the folder."""
-        self._file.close()
-
-
-def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Compare the options that a run was started with and those of now; any difference is refused by name."""
-    now = json.loads(json.dumps(now))  # as `before` was read: tuples are lists
-    changed = [
-        f"{name} was {json.dumps(before.get(name))} and is now {json.dumps(now.get(name))}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
-    if changed:
-        raise ResumeError(
-            f"{folder} holds a run with other options: {'; '.join(changed)}: "
-            f"repeat the old ones, or give another --out"
-        )
-
-
-def read_json(path: Path) -> Any:
-    """Read what `write_json` wrote."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ResumeError(f"{path} can't be read: {error}; mend it, or give another --out") from None
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that after a crash it is either the old or the new one, and whole."""
-    files.write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def _remove(folder: Path) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from vitreous import files
 from vitreous.errors import MissingDependencyError
@@ -36,6 +36,13 @@ class Journal:
         if mlflow:
             self._sinks.append(_Mlflow(folder, about or {}))
         self.path = folder / "metrics.jsonl"
+        self._file: TextIO | None = None
+        self.rewind(step)
+
+    def rewind(self, step: int) -> None:
+        """Forget the records after a step that the run goes on from."""
+        if self._file is not None:
+            self._file.close()
         kept = [
             record for record in read(self.path) if record["step"] <= step and record.get("split") != "test"
         ]
@@ -44,6 +51,7 @@ class Journal:
 
     def write(self, record: Record) -> None:
         """Append one record; numbers in it go to the other sinks as `split/name`."""
+        assert self._file is not None
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         prefix = f"{record['split']}/" if "split" in record else ""
         figures = {
@@ -56,7 +64,8 @@ class Journal:
 
     def close(self) -> None:
         """Flush and let go of everything."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         for sink in self._sinks:
             sink.close()
 

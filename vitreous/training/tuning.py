@@ -6,17 +6,12 @@ an ordinary model for every layout and export.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.config import Preprocessing
 from vitreous.errors import ModelError
-from vitreous.models.architecture import Architecture
-from vitreous.models.resnet import ResNet
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
 
@@ -51,19 +46,6 @@ class LoRALinear(nn.Linear):
         return F.linear(input, self.weight, self.bias) + update
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """What a run starts from: a trained model fitted to the task, and how it learns on."""
-
-    architecture: Architecture
-    preprocessing: Preprocessing
-    tensors: dict[str, Tensor]
-    tune: str
-    """What of it learns, as `parse` reads it."""
-    recipe: Mapping[str, Any]
-    """Options for this kind of run, where the user gave none."""
-
-
 def parse(tune: str) -> tuple[str, int | None]:
     """Read `full`, `head`, `last:N`, `lora` or `lora:RANK`: the kind, and the number where there is one."""
     match = re.fullmatch(r"(full|head|lora|lora:[1-9]\d*|last:[1-9]\d*)", tune)
@@ -80,7 +62,7 @@ def apply(model: Model, tune: str) -> str:
     """
     kind, number = parse(tune)
     if kind != "full":
-        if kind in ("last", "lora") and isinstance(model, ResNet):
+        if kind in ("last", "lora") and not model.config.has_attention:
             raise ModelError(f"a ResNet is tuned full or by its head, not {tune}")
         model.requires_grad_(False)
     for module in _learning(model, kind, number):

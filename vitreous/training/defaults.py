@@ -3,17 +3,20 @@
 The measurements behind these rules are in docs/train.md.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from vitreous.config import Loss, Optimizer, Preprocessing, Schedule, TrainConfig
+from vitreous.config import Augment, Optimizer, Precision, Preprocessing, Resize, TrainConfig
+from vitreous.data.augment import resolve
 from vitreous.errors import OptionError
 from vitreous.models import architecture, zoo
 from vitreous.models.architecture import Architecture, ViTConfig
+from vitreous.training.plan import Plan, seconds
+from vitreous.training.recipes import Recipe
 
 Value = TypeVar("Value")
+FITS: dict[str, Resize] = {"cover": "cover", "pad": "pad", "stretch": "exact"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,8 @@ class Facts:
     size: tuple[int, int]
     """Median height and width of the training images."""
     channels: int
+    mirror: bool = True
+    """Whether a mirrored image is still of its class."""
     device: str
     """cpu, cuda or mps."""
     bf16: bool
@@ -35,94 +40,67 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Everything that makes a run what it is; written down at its start, and read again when it goes on."""
+class Pretrained:
+    """A trained model that a run starts from: its shape and preprocessing stay, and part of it may learn."""
 
     architecture: Architecture
     preprocessing: Preprocessing
-    epochs: int | None
-    """None: as many as fit into the time budget."""
-    time_budget: float | None
-    """Seconds."""
-    batch_size: int
-    optimizer: Optimizer
-    lr: float
-    schedule: Schedule
-    layer_decay: float
-    clip: float
-    weight_decay: float
-    ema: float
-    loss: Loss
-    label_smoothing: float
-    augment: str
-    precision: Literal["bf16", "float32"]
-    reasons: dict[str, str] = field(default_factory=dict, compare=False)
-    """Why each value was chosen that the user did not give."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; `from_json` reads them back."""
-        return {**asdict(self), "architecture": architecture.to_dict(self.architecture)}
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> "Plan":
-        """Build the plan that `to_json` wrote."""
-        tuples: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values["preprocessing"].items()
-        }
-        return Plan(
-            **{
-                **values,
-                "architecture": architecture.from_dict(values["architecture"]),
-                "preprocessing": Preprocessing(**tuples),
-            }
-        )
+    tune: str = "full"
 
 
 class _Chooser:
-    """Takes the user's value where there is one, and notes the reason where there is none."""
+    """Takes the user's value, else the recipe's, else the rule's; of the last two it notes the reason."""
 
-    def __init__(self) -> None:
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
         self.reasons: dict[str, str] = {}
 
-    def __call__(self, name: str, given: Value | None, otherwise: Value, reason: str) -> Value:
+    def __call__(self, name: str, given: Value | None, otherwise: Value, reason: str = "") -> Value:
         if given is not None:
             return given
-        self.reasons[name] = reason
+        if (value := self.recipe.values.get(name)) is not None:
+            self.reasons[name] = f"recipe {self.recipe.source}"
+            return value
+        if reason:
+            self.reasons[name] = reason
         return otherwise
 
 
-def choose(options: TrainConfig, facts: Facts, trained: Architecture | None = None) -> Plan:
+def choose(
+    options: TrainConfig, facts: Facts, pretrained: Pretrained | None = None, recipe: Recipe | None = None
+) -> Plan:
     """Fill in what the user left open; the architecture too, unless a trained model has it already."""
-    pick = _Chooser()
-    budget = None if options.time_budget is None else seconds(options.time_budget)
-    if budget is not None and options.epochs is not None:
-        raise OptionError("--epochs and --time-budget both say when to end: give one of them")
-    if trained is None:
+    pick = _Chooser(recipe or Recipe())
+    epochs, budget = _duration(options, facts, pick)
+    if pretrained is None:
         model = _architecture(options, facts, pick)
+        preprocessing = Preprocessing(
+            image_size=model.image_size, mean=(0.5,) * facts.channels, std=(0.5,) * facts.channels
+        )
     else:
-        model = trained if options.drop_path is None else replace(trained, drop_path=options.drop_path)
+        model, preprocessing = pretrained.architecture, pretrained.preprocessing
+        if options.drop_path is not None:
+            model = replace(model, drop_path=options.drop_path)
+    if options.fit is not None:
+        preprocessing = replace(preprocessing, resize=FITS[options.fit])
     many = f"{facts.images:,} images"
     batch = pick("batch_size", options.batch_size, _batch_size(facts), f"{many}: enough steps in an epoch")
-    epochs = None
-    if budget is None:
-        epochs = pick("epochs", options.epochs, _epochs(facts), f"{many} on a {facts.device}")
-    optimizer = options.optimizer or "adamw"
+    optimizer: Optimizer = pick("optimizer", options.optimizer, "adamw")
     lr = _learning_rate(options, optimizer, model, batch, pick)
-    small = facts.images < 50_000
+    small, several = facts.images < 50_000, facts.multilabel
     plan = Plan(
         architecture=model,
-        preprocessing=Preprocessing(
-            image_size=model.image_size, mean=(0.5,) * facts.channels, std=(0.5,) * facts.channels
-        ),
+        preprocessing=preprocessing,
+        tune="full" if pretrained is None else pretrained.tune,
         epochs=epochs,
         time_budget=budget,
         batch_size=batch,
         optimizer=optimizer,
         lr=lr,
-        schedule=options.schedule or "cosine",
-        layer_decay=1.0 if options.layer_decay is None else options.layer_decay,
-        clip=1.0 if options.clip is None else options.clip,
+        schedule=pick("schedule", options.schedule, "cosine"),
+        warmup=pick("warmup", options.warmup, 0.1),
+        layer_decay=pick("layer_decay", options.layer_decay, 1.0),
+        clip=pick("clip", options.clip, 1.0),
         weight_decay=pick(
             "weight_decay",
             options.weight_decay,
@@ -135,19 +113,31 @@ def choose(options: TrainConfig, facts: Facts, trained: Architecture | None = No
         loss=pick(
             "loss",
             options.loss,
-            "sigmoid" if facts.multilabel else "softmax",
-            "several labels an image" if facts.multilabel else "one label an image",
+            "sigmoid" if several else "softmax",
+            "several labels per image" if several else "one label per image",
         ),
         label_smoothing=pick(
-            "label_smoothing",
-            options.label_smoothing,
-            0.0 if facts.multilabel else 0.1,
-            "against overconfidence",
+            "label_smoothing", options.label_smoothing, 0.0 if several else 0.1, "against overconfidence"
         ),
-        augment=_augment(options, facts, pick),
+        balance=pick("balance", options.balance, "none"),
+        binary_targets=pick("binary_targets", options.binary_targets or None, False),
+        augment=_augment(options, facts, preprocessing, pick),
         precision=_precision(options, facts, model, pick),
+        seed=pick("seed", options.seed, 0),
     )
     return replace(plan, reasons=pick.reasons)
+
+
+def _duration(options: TrainConfig, facts: Facts, pick: _Chooser) -> tuple[int | None, float | None]:
+    """Return the number of epochs, or the time budget: one of them is None."""
+    if options.time_budget is not None and options.epochs is not None:
+        raise OptionError("--epochs and --time-budget both say when to end: give one of them")
+    if options.time_budget is not None:
+        return None, seconds(options.time_budget)
+    if options.epochs is None and (budget := pick.recipe.values.get("time_budget")) is not None:
+        pick.reasons["time_budget"] = f"recipe {pick.recipe.source}"
+        return None, budget
+    return pick("epochs", options.epochs, _epochs(facts), f"{facts.images:,} images on a {facts.device}"), None
 
 
 def _learning_rate(
@@ -157,7 +147,7 @@ def _learning_rate(
         return pick(
             "lr", options.lr, 0.03 * sqrt(batch / 256), "the paper's range for SGD, by the batch's root"
         )
-    narrow = isinstance(model, ViTConfig) and model.width < 128
+    narrow = model.kind == "vit" and model.width < 128
     rate = min(3e-3, (6e-3 if narrow else 1e-3) * sqrt(batch / 256))
     why = f"{'6e-3, a narrow model,' if narrow else '1e-3'} at batch 256, by the batch's root, at most 3e-3"
     return pick("lr", options.lr, rate, why)
@@ -173,6 +163,9 @@ def _architecture(options: TrainConfig, facts: Facts, pick: _Chooser) -> Archite
         changes["drop_path"] = options.drop_path
     if options.model is not None:
         return zoo.get_config(options.model, **changes)
+    if pick.recipe.architecture is not None:
+        pick.reasons["model"] = f"recipe {pick.recipe.source}"
+        return architecture.override(pick.recipe.architecture, changes)
     if "patch_size" not in changes:
         changes["patch_size"] = _patch_size(changes.get("image_size", facts.size), facts, pick)
     if "image_size" not in changes:
@@ -224,38 +217,40 @@ def _epochs(facts: Facts) -> int:
     return min(300, max(5, round(views / facts.images)))
 
 
-def _augment(options: TrainConfig, facts: Facts, pick: _Chooser) -> str:
+def _augment(
+    options: TrainConfig, facts: Facts, preprocessing: Preprocessing, pick: _Chooser
+) -> Augment:
+    """Return the augmentation in full: a preset fitted to the images, with what the user set otherwise."""
+    preset: str | Augment
     if min(facts.size) < 16:
         size = f"{facts.size[0]}x{facts.size[1]}"
-        return pick("augment", options.augment, "mix", f"images of {size} are too small to crop")
-    if facts.device == "cpu":
-        return pick("augment", options.augment, "light", "few epochs on a CPU")
-    return pick("augment", options.augment, "medium", f"{facts.images:,} images, many epochs")
+        preset = pick("augment", options.augment, "mix", f"mix: images of {size} are too small to crop")
+    elif facts.device == "cpu":
+        preset = pick("augment", options.augment, "light", "light: few epochs on a CPU")
+    else:
+        preset = pick("augment", options.augment, "medium", f"medium: {facts.images:,} images, many epochs")
+    about = {"mirror": facts.mirror, "size": facts.size, "channels": facts.channels}
+    fitted = resolve(preset, **about, resize=preprocessing.resize)
+    names = ("crop_scale", "flip", "randaugment", "color_jitter", "erase", "mixup", "cutmix")
+    names += ("mix_probability", "repeats")
+    changes: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.three_augment:
+        changes["three_augment"] = True
+    if changes.get("crop_scale") == (0.0, 0.0):
+        changes["crop_scale"] = None
+    elif "crop_scale" in changes and preprocessing.resize == "pad":
+        raise OptionError("--crop-scale cuts images and --fit pad shows all of them: leave one of them out")
+    return resolve(replace(fitted, **changes), **about, resize=preprocessing.resize)
 
 
-def _precision(
-    options: TrainConfig, facts: Facts, model: Architecture, pick: _Chooser
-) -> Literal["bf16", "float32"]:
+def _precision(options: TrainConfig, facts: Facts, model: Architecture, pick: _Chooser) -> Precision:
     if options.precision != "auto":
         return options.precision
+    chosen: Precision = "bf16"
+    reason = f"the {facts.device} has bf16 arithmetic"
     if not facts.bf16:
-        return pick("precision", None, "float32", f"the {facts.device} has no bf16 arithmetic")
-    width = model.width if isinstance(model, ViTConfig) else model.channels[-1]
-    if facts.device == "cpu" and width < 192:
-        return pick("precision", None, "float32", f"width {width} is too small to gain from bf16 on a CPU")
-    return pick("precision", None, "bf16", f"the {facts.device} has bf16 arithmetic")
-
-
-def seconds(text: str) -> float:
-    """Read a time such as `90s`, `10m`, `1.5h`; a bare number is seconds."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
-    try:
-        found = float(number) * units[unit]
-    except ValueError:
-        found = 0.0
-    if not 0.0 < found < float("inf"):
-        raise OptionError(
-            f"time {text!r} is not understood: give a number and s, m, h or d, such as 90s or 10m"
-        )
-    return found
+        chosen, reason = "float32", f"the {facts.device} has no bf16 arithmetic"
+    elif facts.device == "cpu" and model.width < 192:
+        chosen, reason = "float32", f"width {model.width} is too small to gain from bf16 on a CPU"
+    pick.reasons["precision"] = reason  # of this hardware: no recipe knows it
+    return chosen

@@ -1,0 +1,64 @@
+"""The model card: what a model is, what it was trained on, how good it is, what it is not for."""
+
+import json
+from typing import Any
+
+from vitreous import console
+from vitreous.data import Dataset
+from vitreous.models import cost
+from vitreous.objectives import Objective
+from vitreous.training.plan import Plan
+
+
+def write(plan: Plan, objective: Objective, dataset: Dataset, results: dict[str, Any]) -> str:
+    """Return the card as Markdown."""
+    splits = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
+    carved = f" Carved from the training images: {', '.join(dataset.carved)}." if dataset.carved else ""
+    purpose, limits = objective.card(dataset, plan.preprocessing)
+    recipe = "\n".join(f"- {name}: {json.dumps(value)}" for name, value in plan.recipe().items())
+    taken = f"{results['device']}, {results['ranks']} rank(s), in {console.duration(results['seconds'])}"
+    return f"""# Model card
+
+{purpose}
+It has {cost.parameters(plan.architecture):,} parameters.
+
+## Data
+
+{splits} images; fingerprint `{dataset.fingerprint}`.{carved}
+
+## Results
+
+{_table(objective.headline, results)}
+
+Taken on {taken}. The best step was chosen on `val`.
+
+## Recipe
+
+{recipe}
+
+## Limits
+
+{limits}
+"""
+
+
+def _table(headline: str, results: dict[str, Any]) -> str:
+    """Return a row for each split: the task's first figure, its loss, the number of images."""
+    names = dict.fromkeys((headline, "loss", "count"))
+    rows = [f"| split | {' | '.join(_words(name) for name in names)} |", "|---" * (len(names) + 1) + "|"]
+    for split in ("val", "test"):
+        if figures := results.get(split):
+            rows.append(f"| {split} | {' | '.join(_figure(name, figures.get(name)) for name in names)} |")
+    return "\n".join(rows)
+
+
+def _words(name: str) -> str:
+    return {"count": "images"}.get(name, name.replace("_", " "))
+
+
+def _figure(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if name == "count":
+        return f"{value:,.0f}"
+    return f"{value:.4f}" if name == "loss" else f"{value:.2%}"

@@ -1,0 +1,115 @@
+"""The time of a run over all its starts, and how it is made to end with a time budget; never what is done in it."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from vitreous.training.state import Position
+
+SAVE_SECONDS = 300.0
+MARGIN = 0.98
+"""Part of a time budget that is planned with; the rest is for what can't be foreseen."""
+EVALUATIONS = 25
+"""About how many evaluations a run has."""
+
+
+class Clock:
+    """Measures steps and evaluations, and tells how many more fit."""
+
+    def __init__(
+        self,
+        started: float,
+        before: float,
+        budget: float | None,
+        *,
+        tests: float = 0.0,
+        afterwards: float = 0.5,
+    ) -> None:
+        """`before`: seconds that earlier starts of the run have spent.
+
+        After the last step come an evaluation, `tests` times its images, and `afterwards` seconds.
+        """
+        self.started, self.before, self.budget = started, before, budget
+        self.tests, self.afterwards = tests, afterwards
+        self.evaluation = 0.0
+        """Seconds of the latest evaluation."""
+        self._durations: deque[float] = deque(maxlen=100)  # of the latest steps: the first are slow
+        self._mark = self._saved = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Spent on the run so far."""
+        return self.before + time.monotonic() - self.started
+
+    @property
+    def late(self) -> bool:
+        """Whether the time budget is used up."""
+        return self.budget is not None and self.seconds > MARGIN * self.budget - self._reserve
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Over the latest steps."""
+        return sum(self._durations) / max(1, len(self._durations))
+
+    @property
+    def _reserve(self) -> float:
+        return self.evaluation * (1.0 + self.tests) + self.afterwards
+
+    def begin(self) -> None:
+        """Start measuring a step, or something else that `step` or `evaluated` ends."""
+        self._mark = time.monotonic()
+
+    def step(self) -> None:
+        """End a step, and begin the next."""
+        now = time.monotonic()
+        self._durations.append(now - self._mark)
+        self._mark = now
+
+    def evaluated(self) -> None:
+        """End an evaluation, and begin a step."""
+        now = time.monotonic()
+        self.evaluation, self._mark = now - self._mark, now
+
+    def save_due(self, step: int, every: int | None) -> bool:
+        """Tell whether a checkpoint is due after this step."""
+        if every is not None:
+            return step % every == 0
+        return time.monotonic() - self._saved > SAVE_SECONDS
+
+    def saved(self) -> None:
+        """Note that a checkpoint was just taken."""
+        self._saved = time.monotonic()
+
+    def steps_left(self, step: int, evaluations: Callable[[int], int]) -> int:
+        """Return how many more steps fit into the budget, at the pace of the latest.
+
+        `evaluations` tells how many are to come if there are so many steps: the two depend on each other.
+        """
+        assert self.budget is not None
+        left = MARGIN * self.budget - self.seconds - self._reserve
+        possible = 1
+        for _ in range(4):
+            spare = left - evaluations(step + possible) * self.evaluation
+            possible = max(1, int(spare / max(1e-9, self.seconds_per_step)))
+        return possible
+
+
+def evaluation_every(steps: int, per_epoch: int) -> int:
+    """Return the steps between evaluations: whole epochs, some 25 times a run."""
+    return max(1, -(-steps // per_epoch) // EVALUATIONS) * per_epoch
+
+
+def evaluation_due(position: Position, per_epoch: int) -> bool:
+    """Tell whether the run should be evaluated where it is."""
+    every = evaluation_every(position.steps, per_epoch)
+    return position.step == position.steps or position.step % every == 0
+
+
+def fit(position: Position, per_epoch: int, clock: Clock) -> int:
+    """Return how many steps the run should have in all to end with its time budget."""
+
+    def evaluations(steps: int) -> int:  # still to come, before the last
+        every = evaluation_every(steps, per_epoch)
+        return max(0, (steps - 1) // every - position.step // every)
+
+    return position.step + clock.steps_left(position.step, evaluations)

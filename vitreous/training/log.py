@@ -1,0 +1,136 @@
+"""The figures of a run as it goes: on screen, and in the journal; never how they come about."""
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitreous import console, parallel
+from vitreous.config import TrainConfig
+from vitreous.data import Loader
+from vitreous.training.journal import Journal
+
+EVERY = 100
+"""Steps between records, besides the end of each epoch."""
+
+
+class Log:
+    """Takes in every step's outcome, in order; writes means now and then. Every rank makes the same calls."""
+
+    def __init__(
+        self,
+        folder: Path,
+        options: TrainConfig,
+        world: parallel.World,
+        *,
+        step: int,
+        steps: int,
+        images: int,
+        per_epoch: int,
+        about: Mapping[str, Any],
+    ) -> None:
+        """`images` are in a batch, `per_epoch` batches in an epoch; `about` is what other trackers show."""
+        self.world, self.images, self.per_epoch = world, images, per_epoch
+        self.sums: dict[str, float] = {}
+        self.means: dict[str, float] = {}
+        """Of the latest record, over all ranks."""
+        self.speeds: list[tuple[int, float]] = []
+        """Images and seconds of each record."""
+        self._named: set[int] = set()
+        self._steps = 0
+        self._shown = self._since = time.monotonic()
+        self.journal = None
+        if world.is_main:
+            sinks = {name: getattr(options, name) for name in ("tensorboard", "wandb", "mlflow")}
+            self.journal = Journal(folder, step=step, about=about, **sinks)
+        self.bar = console.Progress(steps, done=step, quiet=not world.is_main)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+        if self.journal:
+            self.journal.close()
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Over the whole run: images over time, evaluations and checkpoints left out."""
+        seconds = sum(each for _, each in self.speeds)
+        return sum(images for images, _ in self.speeds) / seconds if seconds else None
+
+    def step(self, step: int, figures: Mapping[str, float], *, steps: int, lr: float) -> None:
+        """Take in the outcome of a step, the `step`th of `steps`; write a record where one is due."""
+        for name, value in figures.items():
+            if name not in ("gradient_norm", "refused"):
+                self.sums[name] = self.sums.get(name, 0.0) + value
+        self._steps += 1
+        if step % self.per_epoch == 0 or step % EVERY == 0 or step == steps:
+            self._record(step, lr, figures["gradient_norm"])
+
+    def _record(self, step: int, lr: float, norm: float) -> None:
+        totals = parallel.total(dict(sorted(self.sums.items())), self.world)
+        self.means = {name: value / self._steps for name, value in totals.items()}
+        seconds = max(1e-9, time.monotonic() - self._since)
+        self.speeds.append((self._steps * self.images, seconds))
+        if self.journal:
+            self.journal.write(
+                {
+                    "step": step,
+                    "split": "train",
+                    "epoch": round(step / self.per_epoch, 4),
+                    **{name: round(value, 6) for name, value in self.means.items()},
+                    "lr": lr,
+                    "gradient_norm": round(norm, 6) if math.isfinite(norm) else None,
+                    "images_per_second": round(self._steps * self.images / seconds, 1),
+                }
+            )
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a new mean, and a new measure of speed."""
+        self.sums, self._steps, self._since = {}, 0, time.monotonic()
+
+    def pause(self) -> float:
+        """Return the time, to be given to `go_on` after something that is no training."""
+        return time.monotonic()
+
+    def go_on(self, paused: float) -> None:
+        """Leave the time since `pause` out of the measure of speed."""
+        self._since += time.monotonic() - paused
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after a step that the run has gone back to."""
+        if self.journal:
+            self.journal.rewind(step)
+        self.restart()
+
+    def show(self, step: int, steps: int, seconds_per_step: float) -> None:
+        """Bring the bar up to date, a few times a second."""
+        now = time.monotonic()
+        if not self.world.is_main or (now - self._shown < 0.2 and step != steps):
+            return
+        self._shown = now
+        means = {name: value / self._steps * self.world.size for name, value in self.sums.items()}
+        parts = []
+        for name in ("loss", "accuracy"):
+            if (mean := (means or self.means).get(name)) is not None:
+                parts.append(f"{name} {mean:.1%}" if name == "accuracy" else f"{name} {mean:.3f}")
+        parts.append(f"{self.images / max(1e-9, seconds_per_step):,.0f} images/s")
+        self.bar.update(step, steps, ", ".join(parts), left=(steps - step) * seconds_per_step)
+
+    def unreadable(self, loader: Loader) -> None:
+        """Name a few of the files that could not be read since the last time; others took their places."""
+        fresh = [index for index in loader.bad if index not in self._named]
+        self._named.update(fresh)
+        for index in fresh[:3]:
+            console.warn(f"left out: {loader.bad[index]}")
+        if len(fresh) > 3:
+            console.warn(f"left out: {len(fresh) - 3} more files (`vitreous check` names them all)")
+
+    def evaluation(self, step: int, split: str, figures: Mapping[str, float]) -> None:
+        """Write down an evaluation."""
+        if self.journal:
+            rounded = {name: round(value, 6) for name, value in figures.items()}
+            self.journal.write({"step": step, "split": split, **rounded})

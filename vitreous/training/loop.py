@@ -1,0 +1,372 @@
+"""The one training loop, read from top to bottom; what is learned is an objective: one loop serves all.
+
+A run is a function of its plan: order, augmentation and dropout follow from (seed, step), the learning rate
+from the step. A checkpoint therefore holds weights, optimizer state, their average, and a few numbers.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from vitreous import console, objectives, optim, parallel
+from vitreous.config import TrainConfig
+from vitreous.data import Batch, Dataset, open_data
+from vitreous.errors import DataError
+from vitreous.evals.outputs import Inference, Interrupted
+from vitreous.models import zoo
+from vitreous.objectives import Objective
+from vitreous.training import clock, refusal, results, setup, tuning
+from vitreous.training.checkpoints import Checkpoints
+from vitreous.training.clock import Clock
+from vitreous.training.folder import RunLock
+from vitreous.training.gradients import Gradients
+from vitreous.training.log import Log
+from vitreous.training.plan import Plan
+from vitreous.training.results import Result
+from vitreous.training.setup import Start
+from vitreous.training.signals import StopSignal
+from vitreous.training.state import Position, State
+from vitreous.training.step import Outcome, Step
+
+LAG = 8
+"""Steps that a GPU may be behind the host: their outcome is read, and ranks agree, so much later."""
+TIMED = 3
+"""Steps that are timed at least to plan a time budget."""
+
+
+def train(
+    data: str,
+    options: TrainConfig,
+    *,
+    make_objective: objectives.Build | None = None,
+    start: Start | None = None,
+    dataset: Dataset | None = None,
+    afterwards: float = 0.5,
+) -> Result:
+    """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
+
+    Without a `start` the model is fresh; with one it is trained already, and all or part of it learns on.
+    `dataset` is what `data` names, where it is open already. `afterwards`: seconds of a time budget that the
+    caller needs when this has returned.
+    """
+    started = time.monotonic()
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignal())
+        world = stack.enter_context(parallel.join(options.device))
+        if dataset is None:
+            dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
+        folder = Path(options.out or Path("runs") / Path(data).stem)
+        parallel.on_main(lambda: stack.callback(RunLock(folder).release), world)
+
+        # As it was written down when the run started, or chosen now.
+        plan = setup.agree_on_plan(folder, data, dataset, options, world, start)
+        if (ended := results.finished(folder, dataset, world)) is not None:
+            if world.is_main:
+                console.note(f"the run in {folder} has ended: give another --out for a new one")
+            return ended
+        training = Training(folder, plan, options, dataset, world, stop)
+        training.build(make_objective or objectives.builder(plan.objective), start)
+        stack.callback(training.checkpoints.close)
+        training.take_up(started, afterwards)
+        with training.log:
+            training.run()
+            training.checkpoints.wait()
+            return results.conclude(training)
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that was taken, and whose outcome has not been read yet."""
+
+    position: Position
+    """Where the run was before it."""
+    lr: float
+    indices: Tensor
+    """The images of its batch."""
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the host knows between two steps, on any rank."""
+
+    stop: bool = False
+    save: bool = False
+    late: bool = False
+
+
+class Training:
+    """A run in progress."""
+
+    # Made by `build`: what is learned, what feeds it, what moves it.
+    objective: Objective
+    step: Step
+    state: State
+    inference: Inference
+    # Made by `take_up`: where the run is.
+    position: Position
+    clock: Clock
+    log: Log
+    best: list[float] | None
+    """The score of the best evaluation."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        options: TrainConfig,
+        dataset: Dataset,
+        world: parallel.World,
+        stop: StopSignal,
+    ) -> None:
+        self.folder, self.plan, self.options = folder, plan, options
+        self.dataset, self.world, self.stop = dataset, world, stop
+        self.flights: deque[Flight] = deque()
+        # Sharded optimizers can't refuse an update on the device; a CPU is never ahead of itself.
+        self.lag = LAG if world.device.type == "cuda" and not options.shard else 0
+
+    def note(self, message: str) -> None:
+        """Tell the user something, once for all ranks."""
+        if self.world.is_main:
+            console.note(message)
+
+    # -- before the first step -------------------------------------------------------------------------
+
+    def build(self, make_objective: objectives.Build, start: Start | None) -> None:
+        """Make the model inside its objective, on its device, the loaders, and what moves it."""
+        plan, options, world = self.plan, self.options, self.world
+        torch.manual_seed(plan.seed)
+        model = zoo.build(plan.architecture)
+        if start is not None:
+            model.load_state_dict(dict(start.tensors))
+            self.note(f"learning: {tuning.apply(model, plan.tune)}")
+        self.objective = make_objective(model, plan, self.dataset)
+        self.loader = setup.training_loader(self.dataset, plan, self.objective, options, world)
+        judged = setup.validation_split(self.dataset)
+        self.validation = judged and setup.evaluation_loader(self.dataset, judged, plan, options, world)
+        module = parallel.prepare(
+            self.objective,
+            world,
+            shard=options.shard,
+            compile=setup.compile_mode(options, world),
+            checkpointing=options.checkpointing,
+            precision=plan.precision,
+        )
+        self.state = State(self.objective, plan)
+        gradients = Gradients(
+            module,
+            self.objective,
+            world,
+            images=min(plan.batch_size, len(self.loader.split)),
+            micro_batch=options.micro_batch or -(-plan.batch_size // world.size),
+            precision=plan.precision,
+            seed=plan.seed,
+            note=self.note,
+        )
+        self.step = Step(gradients, self.state, clip=plan.clip, wait=not self.lag)
+        self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
+
+    def take_up(self, started: float, afterwards: float) -> None:
+        """Go to the newest checkpoint that is intact, or to the start."""
+        plan, per_epoch = self.plan, self.loader.steps_per_epoch
+        self.position = Position(steps=(plan.epochs or 0) * per_epoch)
+        saved = self.checkpoints.newest()
+        if saved is not None:
+            self.position = Position.from_json(saved.values)
+            self.state.restore(self.checkpoints, saved)
+            self.note(f"going on from step {self.position.step:,} of {self.position.steps:,}")
+        tested, judged = len(self.dataset.splits.get("test", ())), self.validation
+        self.clock = Clock(
+            started,
+            self.position.seconds,
+            plan.time_budget,
+            tests=tested / len(judged.split) if judged else 0.0,
+            afterwards=afterwards,
+        )
+        self.best = results.best_score(self)
+        if saved is None:
+            if plan.time_budget is not None:
+                self.plan_budget(plan.time_budget)
+            self.save()  # a rollback always has one to go back to
+        self.log = Log(
+            self.folder,
+            self.options,
+            self.world,
+            step=self.position.step,
+            steps=self.position.steps,
+            images=self.step.gradients.images,
+            per_epoch=per_epoch,
+            about=plan.to_json(),
+        )
+
+    def plan_budget(self, budget: float) -> None:
+        """Time a few steps that move nothing, and plan for as many as fit."""
+        gradients, epoch, timed = self.step.gradients, 0, 0
+        enough = False
+        while not enough:
+            for batch in self.loader.epoch(epoch):
+                gradients(batch, timed)
+                optim.gradient_norm(self.objective.parameters()).item()
+                self.state.clear_gradients()
+                self.clock.step() if timed else self.clock.begin()  # the first is slow for its own reasons
+                timed += 1
+                # The main rank's clock decides for all: one that left by its own would leave the rest waiting.
+                spent = timed > TIMED and self.clock.seconds > 0.03 * budget
+                enough = parallel.broadcast(spent, self.world)
+                if enough:
+                    break
+            epoch += 1
+        if self.validation is not None:
+            # An image that is only evaluated costs about a third of one that is trained on, and reading it.
+            share = len(self.validation.split) / gradients.images
+            self.clock.evaluation = 0.5 * self.clock.seconds_per_step * share
+        self._replan()
+        epochs = f"{self.position.steps / self.loader.steps_per_epoch:.1f} epochs"
+        self.note(f"epochs: {epochs} ({epochs} fit into {console.duration(budget)})")
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Take steps until there are enough; record, evaluate, save and stop on the way."""
+        per_epoch = self.loader.steps_per_epoch
+        self.stop.armed = True
+        self.clock.begin()
+        while self.position.step < self.position.steps:
+            for batch in self._batches(*divmod(self.position.step, per_epoch)):
+                self.take_step(batch)
+                flags = self._agree()
+                self._keep_to_budget(flags.late)
+                evaluate = self.validation is not None and clock.evaluation_due(self.position, per_epoch)
+                ended = self.position.step == self.position.steps
+                if not self.settle(everything=evaluate or ended or flags.save or flags.stop):
+                    break  # a step was refused: go on from the checkpoint before it
+                stop = flags.stop
+                if evaluate:
+                    stop = not self.evaluate() or stop
+                if ended or flags.save or stop:
+                    self.save()
+                if stop:
+                    self.leave()
+                if ended:
+                    break
+            self.clock.begin()
+            if self.stop.received and self.world.size == 1:  # the loader's workers were told to end as well
+                self.save()
+                self.leave()
+
+    def take_step(self, batch: Batch) -> None:
+        """Take one step, or leave it out where it was refused before."""
+        position = self.position
+        before = Position(**vars(position))
+        if position.step not in position.skipped:
+            lr = self.learning_rate()
+            outcome = self.step(batch, position.step, lr)
+            self.flights.append(Flight(before, lr, batch.indices, outcome))
+        if self.plan.time_budget is not None:
+            position.share += (1.0 - position.share) / max(1, position.steps - position.step)
+        position.step += 1
+        self.clock.step()
+
+    def learning_rate(self) -> float:
+        """Return the rate of the next step: by the steps, or by the part of the time that has passed."""
+        plan, steps = self.plan, self.position.steps
+        step = self.position.step if plan.time_budget is None else self.position.share * steps
+        return optim.learning_rate(
+            step,
+            peak=plan.lr,
+            steps=steps,
+            warmup=round(plan.warmup * steps),
+            schedule=plan.schedule,
+            cooldown=steps // 5 if plan.schedule == "rsqrt" else 0,
+        )
+
+    def settle(self, *, everything: bool) -> bool:
+        """Read the outcomes that must have arrived; return False if the run had to go back to a checkpoint."""
+        while self.flights and (everything or len(self.flights) > self.lag):
+            flight = self.flights.popleft()
+            figures = flight.outcome.read()
+            if figures["refused"]:
+                self.flights.clear()  # all that followed were refused as well
+                self.position = refusal.go_back(self, flight, figures)
+                return False
+            self.log.step(flight.position.step + 1, figures, steps=self.position.steps, lr=flight.lr)
+        self.log.show(self.position.step, self.position.steps, self.clock.seconds_per_step)
+        self.log.unreadable(self.loader)
+        return True
+
+    def evaluate(self) -> bool:
+        """Judge the run on its validation images, and seal it where it is the best so far.
+
+        False: a signal came in between.
+        """
+        assert self.validation is not None
+        paused = self.log.pause()
+        inference = Inference(
+            world=self.world,
+            precision=self.plan.precision,
+            micro_batch=self.step.gradients.micro_batch,
+            stopped=lambda: self.stop.received,
+        )
+        try:
+            with self.state.averaged():
+                figures = dict(self.objective.evaluate(self.validation, inference).figures)
+        except Interrupted:
+            return False
+        self.log.evaluation(self.position.step, "val", figures)
+        score = self.objective.score(figures)
+        if self.best is None or score > self.best:
+            self.best = score
+            results.seal(self, "best.safetensors", {"val": figures})
+        self.clock.evaluated()
+        self.log.go_on(paused)
+        return True
+
+    def save(self) -> None:
+        """Take a checkpoint; it becomes durable in the background."""
+        self.position.seconds = self.clock.seconds
+        self.checkpoints.save(self.position.step, self.state.tensors(), self.position.to_json())
+        self.clock.saved()
+
+    def leave(self) -> None:
+        """End the process as a signal asked, once the checkpoint is durable."""
+        self.checkpoints.wait()
+        step, steps = self.position.step, self.position.steps
+        self.note(f"stopped at step {step:,} of {steps:,}: the same command goes on from here")
+        self.stop.end_process()
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        """Yield an epoch's batches; that a signal which asks us to stop also ends the workers is no error."""
+        try:
+            yield from self.loader.epoch(epoch, start=first)
+        except DataError:
+            if not self.stop.received or self.world.size > 1:
+                raise
+
+    def _agree(self) -> Flags:
+        """Return what any rank knows; ranks that can be ahead of their devices ask each other less often."""
+        if self.world.size > 1 and self.lag and self.position.step % self.lag:
+            return Flags()
+        due = self.world.is_main and self.clock.save_due(self.position.step, self.options.save_every)
+        flags = [self.stop.received, due, self.clock.late, self.checkpoints.failed]
+        stop, save, late, failed = parallel.any_rank(flags, self.world)
+        if failed:
+            self.checkpoints.wait()  # raises what went wrong
+        return Flags(stop, save, late)
+
+    def _keep_to_budget(self, late: bool) -> None:
+        """End a time budget in time: evaluate what there is when it is used up, else plan anew now and then."""
+        position = self.position
+        if late:
+            position.steps = position.step
+        elif self.plan.time_budget is not None and position.step % max(1, position.steps // 50) == 0:
+            self._replan()
+
+    def _replan(self) -> None:
+        fitting = clock.fit(self.position, self.loader.steps_per_epoch, self.clock)
+        self.position.steps = parallel.broadcast(fitting, self.world)

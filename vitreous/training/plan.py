@@ -1,0 +1,91 @@
+"""The plan of a run: everything that makes it what it is. Written down at its start, sealed as the recipe. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from vitreous.config import Augment, Balance, Loss, Optimizer, Precision, Preprocessing, Schedule
+from vitreous.errors import OptionError
+from vitreous.models import architecture
+from vitreous.models.architecture import Architecture
+
+UNSEALED = ("architecture", "preprocessing", "reasons")
+"""What a sealed file holds elsewhere, or not at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Two runs of one plan on the same data are the same run."""
+
+    architecture: Architecture
+    preprocessing: Preprocessing
+    objective: str = "supervised"
+    """The file of `objectives/` that is learned."""
+    tune: str = "full"
+    """What of the model learns, as `tuning.parse` reads it."""
+    epochs: int | None
+    """None: as many as fit into the time budget."""
+    time_budget: float | None
+    """Seconds."""
+    batch_size: int
+    optimizer: Optimizer
+    lr: float
+    schedule: Schedule
+    warmup: float
+    """Part of all steps over which the learning rate rises."""
+    layer_decay: float
+    clip: float
+    weight_decay: float
+    ema: float
+    loss: Loss
+    label_smoothing: float
+    balance: Balance
+    binary_targets: bool
+    augment: Augment
+    precision: Precision
+    seed: int
+    reasons: dict[str, str] = field(default_factory=dict, compare=False)
+    """Why each value was chosen that the user did not give."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `from_json` reads them back."""
+        return {**asdict(self), "architecture": architecture.to_dict(self.architecture)}
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "Plan":
+        """Build the plan that `to_json` wrote."""
+        return Plan(
+            **{
+                **values,
+                "architecture": architecture.from_dict(values["architecture"]),
+                "preprocessing": Preprocessing(**_tuples(values["preprocessing"])),
+                "augment": Augment(**_tuples(values["augment"])),
+            }
+        )
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a sealed file records of it: how the weights came about, but for their shape."""
+        return {name: value for name, value in self.to_json().items() if name not in UNSEALED}
+
+
+NAMES = frozenset(each.name for each in fields(Plan))
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def seconds(text: str | float) -> float:
+    """Read a time such as `90s`, `10m`, `1.5h`; a bare number is seconds."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    text = str(text)
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        found = float(number) * units[unit]
+    except ValueError:
+        found = 0.0
+    if not 0.0 < found < float("inf"):
+        raise OptionError(
+            f"time {text!r} is not understood: give a number and s, m, h or d, such as 90s or 10m"
+        )
+    return found

@@ -1,0 +1,111 @@
+"""Recipes: values for a plan where the user gave none, from a table or from an earlier run. No torch.
+
+A recipe is what a run was made by: `--recipe runs/flowers` takes everything of that run's plan that no other
+option says otherwise.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from vitreous import checkpoint, console
+from vitreous.config import Augment, FinetuneConfig
+from vitreous.errors import OptionError, nearest
+from vitreous.models import architecture
+from vitreous.models.architecture import Architecture
+from vitreous.training import tuning
+from vitreous.training.plan import NAMES
+
+FEW = 20_000
+VIEWS = 200_000
+"""Images that a fine-tuning sees where nobody says how long it should be."""
+
+TABLE: dict[str, dict[str, Any]] = {
+    # Section B.1.1 and table 4 of the paper; the learning rate is the middle of its range.
+    "paper": {
+        "batch_size": 512,
+        "optimizer": "sgd",
+        "schedule": "cosine",
+        "weight_decay": 0.0,
+        "clip": 1.0,
+        "layer_decay": 1.0,
+        "lr": 0.01,
+        "ema": 0.0,
+    },
+    # BEiT's and DeiT III's way to fine-tune: layers near the image move less.
+    "modern": {
+        "optimizer": "adamw",
+        "schedule": "cosine",
+        "weight_decay": 0.05,
+        "clip": 1.0,
+        "layer_decay": 0.75,
+    },
+}
+RATES = {"full": 1e-3, "last": 1e-3, "lora": 2e-3, "head": 6e-3}
+"""Learning rates of the modern recipe at batch 256: a fresh head, or factors from zero, move fast."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Values by the plan's names, and where they come from."""
+
+    source: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    architecture: Architecture | None = None
+
+
+def read(source: str) -> Recipe:
+    """Return the recipe of a run folder, or of a sealed file."""
+    path = Path(source)
+    if not path.exists():
+        known = nearest(source, TABLE)
+        raise OptionError(
+            f"no recipe {source!r}: give a run folder, a sealed file{known or ', or paper or modern to finetune'}"
+        )
+    if (path / "config.json").is_file():
+        plan = json.loads((path / "config.json").read_text())["plan"]
+        shape = architecture.from_dict(plan["architecture"])
+    elif path.is_file() and checkpoint.is_sealed(path):
+        weights = checkpoint.read(path)
+        plan, shape = weights.about.get("recipe") or {}, weights.config
+    else:
+        raise OptionError(f"{source} holds no recipe: give a run folder, or a sealed file that was trained here")
+    values = {name: value for name, value in plan.items() if name in NAMES and value is not None}
+    for name in ("architecture", "preprocessing", "reasons", "tune"):
+        values.pop(name, None)
+    if isinstance(values.get("augment"), dict):
+        pairs = values["augment"].items()
+        values["augment"] = Augment(**{k: tuple(v) if isinstance(v, list) else v for k, v in pairs})
+    return Recipe(source, values, shape)
+
+
+def for_finetuning(options: FinetuneConfig, images: int, gpu: bool) -> Recipe:
+    """Return the recipe that `--recipe` names, or that suits the number of images."""
+    name = options.recipe or "auto"
+    if name == "auto":
+        name = "modern" if images < FEW or options.tune != "full" else "paper"
+        why = f"{images:,} images" if options.tune == "full" else f"only {options.tune} learns"
+        console.note(f"recipe: {name} ({why})")
+    if name == "none":
+        return Recipe()
+    if name not in TABLE:
+        return read(name)
+    values = dict(TABLE[name])
+    kind, _ = tuning.parse(options.tune)
+    if name == "modern":
+        batch = options.batch_size or _batch_size(images, gpu)
+        values |= {"batch_size": batch, "lr": RATES[kind] * sqrt(batch / 256)}
+    if kind in ("head", "lora"):
+        values |= {"weight_decay": 0.0, "layer_decay": 1.0}
+    values["epochs"] = min(100, max(5, round(VIEWS / max(1, images))))
+    return Recipe(name, values)
+
+
+def _batch_size(images: int, gpu: bool) -> int:
+    """Return 256 on a GPU, which smaller batches leave idle, and less where that makes few steps."""
+    if gpu:
+        return 256 if images >= 2_000 else 64
+    return 64 if images < 10_000 else 128

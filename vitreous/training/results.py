@@ -1,0 +1,140 @@
+"""What a run leaves behind: sealed files, final figures, model card; nothing is trained here."""
+
+import platform
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vitreous import checkpoint, files, parallel
+from vitreous.data import Dataset
+from vitreous.evals.outputs import Inference
+from vitreous.models import cost
+from vitreous.models.weights import Weights
+from vitreous.predict import Classifier, load
+from vitreous.training import card, folder, setup, tuning
+
+if TYPE_CHECKING:
+    from vitreous.training.loop import Training
+
+
+@dataclass
+class Result:
+    """The outcome of a run, from its folder."""
+
+    folder: Path
+    dataset: Dataset
+    """What it learned from and was measured on."""
+    figures: dict[str, Any]
+    """What `results.json` holds: loss and accuracy by split, time, speed, memory."""
+    is_main: bool = True
+    """Whether this process is the one that prints and writes."""
+    device: str = field(default="cpu", repr=False)
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        """The best model, on the device that trained it."""
+        return load(self.folder / "best.safetensors", device=self.device)
+
+
+def finished(run: Path, dataset: Dataset, world: parallel.World) -> Result | None:
+    """Return the result of the run in this folder, if it has ended."""
+    path = run / "results.json"
+    known = parallel.broadcast(
+        folder.read_json(path) if world.is_main and path.exists() else None, world
+    )
+    return None if known is None else Result(run, dataset, known, world.is_main, str(world.device))
+
+
+def best_score(training: "Training") -> list[float] | None:
+    """Return the score of the best model so far: what its sealed file says of it."""
+    path, known = training.folder / "best.safetensors", None
+    if training.world.is_main and path.is_file():
+        found = checkpoint.read(path, verify=False).about.get("results", {}).get("val")
+        known = None if found is None else training.objective.score(found)
+    return parallel.broadcast(known, training.world)
+
+
+def seal(training: "Training", name: str, results: dict[str, Any]) -> None:
+    """Write the model, as it would be used, into one sealed file of the run folder."""
+    plan, dataset, objective = training.plan, training.dataset, training.objective
+    with training.state.averaged():
+        tensors = tuning.merged(parallel.whole_tensors(objective.model.state_dict()))
+    weights = Weights(
+        config=plan.architecture,
+        tensors=tensors,
+        preprocessing=plan.preprocessing,
+        labels=dataset.labels,
+        about={
+            "recipe": plan.recipe(),
+            "results": results,
+            "data": dataset.fingerprint,
+            "step": training.position.step,
+            **objective.sealed(),
+        },
+    )
+    parallel.on_main(lambda: checkpoint.write(weights, training.folder / name), training.world)
+
+
+def conclude(training: "Training") -> Result:
+    """Seal the last weights, judge the best ones on images that had no part in it, and write it all down."""
+    run, plan, world, objective = training.folder, training.plan, training.world, training.objective
+    seal(training, "last.safetensors", {})
+    best = run / "best.safetensors"
+    if best_score(training) is None:
+        seal(training, best.name, {})
+    weights = checkpoint.read(best)
+    parallel.load_whole(objective.model, tuning.unmerged(weights.tensors, objective.model))
+    results: dict[str, Any] = {"step": weights.about["step"], "steps": training.position.steps}
+    results |= {"val": found} if (found := weights.about["results"].get("val")) else {}
+    document: dict[str, Any] = {"labels": training.dataset.labels}
+    split = next((name for name in ("test", "val") if name in training.dataset.splits), None)
+    if split is not None:
+        loader = setup.evaluation_loader(training.dataset, split, plan, training.options, world)
+        inference = Inference(
+            world=world, precision=plan.precision, micro_batch=training.step.gradients.micro_batch
+        )
+        evaluation = objective.evaluate(loader, inference)
+        document |= {"split": split, **evaluation.document()}
+        for row in document.get("worst", []):
+            row["file"] = loader.split.name(row["index"])
+        results[split] = dict(evaluation.figures)
+        if split == "test":
+            training.log.evaluation(training.position.step, split, results[split])
+    results |= _speed(training)
+    weights.about["results"] = {name: results[name] for name in ("val", "test") if name in results}
+
+    def write() -> None:
+        checkpoint.write(weights, best)
+        files.write_json(run / "evaluation.json", document)
+        files.write_text(run / "model_card.md", card.write(plan, objective, training.dataset, results))
+        files.write_json(run / "results.json", results)  # last: it says that all of it is done
+
+    parallel.on_main(write, world)
+    return Result(run, training.dataset, results, world.is_main, str(world.device))
+
+
+def _speed(training: "Training") -> dict[str, Any]:
+    world, plan = training.world, training.plan
+    peaks = parallel.gather(parallel.peak_memory(world.device), world)
+    speed, share = training.log.images_per_second, None
+    if speed:
+        flops = 2 * cost.flops(plan.architecture)  # the table counts multiply-adds
+        rate = parallel.matrix_rate(world.device, plan.precision) * world.size
+        share = round(parallel.utilization(speed, flops, rate), 4)
+    return {
+        "seconds": round(training.clock.seconds, 1),
+        "images_per_second": None if speed is None else round(speed, 1),
+        "mfu": share,
+        "peak_memory_bytes": max(peaks),
+        "ranks": world.size,
+        "device": _device(world),
+    }
+
+
+def _device(world: parallel.World) -> str:
+    if world.device.type == "cuda":
+        return torch.cuda.get_device_name(world.device)
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"

@@ -1,0 +1,222 @@
+"""Before the loop: which plan a run follows, and the loaders that feed it; nothing is trained here."""
+
+import hashlib
+import json
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vitreous import checkpoint, console, files, parallel
+from vitreous.config import Compile, TrainConfig
+from vitreous.data import Dataset, Loader, Split
+from vitreous.data.split import ArrayImages
+from vitreous.errors import DataError
+from vitreous.models import cost
+from vitreous.objectives import Objective
+from vitreous.training import defaults, folder, recipes
+from vitreous.training.defaults import Facts, Pretrained
+from vitreous.training.plan import Plan
+from vitreous.training.recipes import Recipe
+
+# What may differ between the command that started a run and the one that goes on with it.
+FREE = {
+    *("out", "device", "workers", "micro_batch", "compile", "checkpointing", "shard"),
+    *("save_every", "keep", "on_nan", "data_root", "tensorboard", "wandb", "mlflow"),
+}
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run starts from: a trained model fitted to the task, and the recipe for this kind of run."""
+
+    pretrained: Pretrained
+    tensors: Mapping[str, Tensor]
+    recipe: Recipe
+
+
+def agree_on_plan(
+    run: Path,
+    data: str,
+    dataset: Dataset,
+    options: TrainConfig,
+    world: parallel.World,
+    start: Start | None = None,
+) -> Plan:
+    """Return the plan of the run in this folder, if its options are still the same, or choose one."""
+    if "train" not in dataset.splits or not len(dataset.splits["train"]):
+        raise DataError(f"{data} has no training images: a train split is needed")
+    now = {name: value for name, value in asdict(options).items() if name not in FREE}
+    now["data"] = dataset.fingerprint
+    if start is not None:
+        sums = checkpoint.checksums(start.tensors)
+        now["checkpoint"] = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:16]
+    path = run / "config.json"
+    chosen: list[Plan] = []
+
+    def decide() -> None:
+        if path.exists():
+            stored = folder.read_json(path)
+            folder.refuse_changes(stored["options"], now, run)
+            chosen.append(_stored_plan(stored, dataset))
+            return
+        plan = _choose(dataset, options, world, start)
+        for name, reason in plan.reasons.items():
+            console.note(f"{name}: {_shown(plan, name)} ({reason})")
+        command = shlex.join(["vitreous", *sys.argv[1:]])
+        source = {"command": command, "data": data, "data_root": options.data_root}
+        files.write_json(path, {**source, "options": now, "plan": plan.to_json()})
+        chosen.append(plan)
+
+    parallel.on_main(decide, world)
+    plan = parallel.broadcast(chosen[0] if chosen else None, world)
+    assert plan is not None
+    return plan
+
+
+def _choose(dataset: Dataset, options: TrainConfig, world: parallel.World, start: Start | None) -> Plan:
+    facts = measure_facts(dataset, world)
+    if start is not None:
+        return defaults.choose(options, facts, start.pretrained, start.recipe)
+    recipe = recipes.read(options.recipe) if options.recipe else None
+    return defaults.choose(options, facts, recipe=recipe)
+
+
+def _stored_plan(stored: Mapping[str, Any], dataset: Dataset) -> Plan:
+    """Read the plan of a run; that of an earlier version lacks what only its options said then."""
+    values, options = dict(stored["plan"]), stored["options"]
+    if isinstance(values["augment"], str):
+        split, preprocessing = dataset.splits["train"], values["preprocessing"]
+        size = tuple(split.images.pixels.shape[1:3]) if isinstance(split.images, ArrayImages) else (224, 224)
+        about = {"mirror": split.mirror, "size": size, "channels": len(preprocessing["mean"])}
+        values["augment"] = asdict(
+            defaults.resolve(values["augment"], **about, resize=preprocessing["resize"])
+        )
+        given = {name: options.get(name, value) for name, value in folder.DEFAULTS.items()}
+        values |= {**given, "tune": options.get("tune", "full"), "binary_targets": False}
+    return Plan.from_json(values)
+
+
+def measure_facts(dataset: Dataset, world: parallel.World) -> Facts:
+    """Measure what the choices depend on; of encoded images a sample is looked at."""
+    split = dataset.splits["train"]
+    if isinstance(split.images, ArrayImages):
+        height, width, channels = split.images.pixels.shape[1:]
+    else:
+        sizes = [size for i in range(0, len(split), max(1, len(split) // 64)) if (size := _size(split, i))]
+        if not sizes:
+            raise DataError(
+                "none of the images that were tried can be read: run `vitreous check` on the data"
+            )
+        width, height = (int(statistics.median(axis)) for axis in zip(*sizes, strict=True))
+        channels = 3
+    return Facts(
+        images=len(split),
+        classes=split.classes,
+        multilabel=dataset.multilabel,
+        size=(int(height), int(width)),
+        channels=int(channels),
+        mirror=split.mirror,
+        device=world.device.type,
+        bf16=parallel.has_bf16(world.device),
+        cores=cores(),
+    )
+
+
+def _size(split: Split, index: int) -> tuple[int, int] | None:
+    try:
+        return split.read(index).size
+    except DataError:
+        return None  # one bad file costs itself only; the loader will name it
+
+
+def _shown(plan: Plan, name: str) -> str:
+    if name == "model":
+        kind = {"vit": "ViT", "resnet": "ResNet"}[plan.architecture.kind]
+        return f"{kind} of {cost.parameters(plan.architecture):,} parameters"
+    value = getattr(plan, name) if hasattr(plan, name) else getattr(plan.architecture, name)
+    if name == "augment":
+        return ", ".join(f"{key} {_text(each)}" for key, each in asdict(value).items() if each) or "none"
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ("x" if all(isinstance(each, int) for each in value) else " to ").join(map(_text, value))
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def training_loader(
+    dataset: Dataset, plan: Plan, objective: Objective, options: TrainConfig, world: parallel.World
+) -> Loader:
+    """Return the loader of training images."""
+    split = dataset.splits["train"]
+    return Loader(
+        split,
+        preprocessing=plan.preprocessing,
+        augment=plan.augment,
+        batch_size=plan.batch_size,
+        seed=plan.seed,
+        rank=world.rank,
+        world_size=world.size,
+        workers=reading_workers(split, options),
+        device=world.device,
+        sampler="balanced" if plan.balance == "sampler" else "uniform",
+        patch_size=plan.architecture.step,
+    )
+
+
+def evaluation_loader(
+    dataset: Dataset, name: str, plan: Plan, options: TrainConfig, world: parallel.World
+) -> Loader:
+    """Return a loader of a split to be evaluated: each image once."""
+    split = dataset.splits[name]
+    return Loader(
+        split,
+        preprocessing=plan.preprocessing,
+        batch_size=max(2 * plan.batch_size, world.size),
+        rank=world.rank,
+        world_size=world.size,
+        workers=reading_workers(split, options),
+        device=world.device,
+        training=False,
+        patch_size=plan.architecture.step,
+    )
+
+
+def seed(options: TrainConfig) -> int:
+    """Return the seed, which the data is split by before there is a plan."""
+    if options.seed is None and options.recipe and Path(options.recipe).exists():
+        return recipes.read(options.recipe).values.get("seed", 0)
+    return options.seed or 0
+
+
+def validation_split(dataset: Dataset) -> str | None:
+    """Return the split that a run is judged by on its way."""
+    return next((name for name in ("val", "test") if name in dataset.splits), None)
+
+
+def reading_workers(split: Split, options: TrainConfig) -> int:
+    """Return how many processes read images: arrays in memory need none."""
+    if options.workers is not None:
+        return options.workers
+    return 0 if isinstance(split.images, ArrayImages) else min(8, cores())
+
+
+def cores() -> int:
+    """Return the processors for each rank of this machine."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def compile_mode(options: TrainConfig, world: parallel.World) -> Compile:
+    """Return how to compile: on GPUs, unless the user says otherwise."""
+    if options.compile != "auto":
+        return options.compile
+    return "blocks" if world.device.type == "cuda" else "none"

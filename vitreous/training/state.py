@@ -1,0 +1,98 @@
+"""What a run is at a moment: its tensors by name, and where it stands. All that a checkpoint has to hold."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitreous import optim
+from vitreous.objectives import Objective
+from vitreous.training.checkpoints import Checkpoints, Saved
+from vitreous.training.plan import Plan
+
+
+@dataclass
+class Position:
+    """Where a run is: beside the tensors, all that a checkpoint has to hold."""
+
+    step: int = 0
+    """Steps that were taken."""
+    steps: int = 0
+    """How many there are to be; a time budget may change it on the way."""
+    share: float = 0.0
+    """Part of a time budget's schedule that is behind it."""
+    seconds: float = 0.0
+    """Spent on the run so far, over all its starts."""
+    skipped: list[int] = field(default_factory=list)
+    """Steps that are left out because their batch gave no finite gradient."""
+    rollbacks: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> "Position":
+        """Read what `to_json` wrote; earlier versions knew other names, which are left out."""
+        known = {each.name for each in fields(Position)}
+        return Position(**{name: value for name, value in values.items() if name in known})
+
+
+class State:
+    """All tensors of a run by name: weights, their average, and the optimizer's state."""
+
+    def __init__(self, objective: Objective, plan: Plan) -> None:
+        self.objective, self.plan = objective, plan
+        self.ema = optim.Ema(objective, plan.ema) if plan.ema else None
+        self.optimizers = self._build()
+
+    def _build(self) -> list[torch.optim.Optimizer]:
+        return optim.build(
+            self.objective.named_parameters(),
+            self.plan.optimizer,
+            lr=self.plan.lr,
+            weight_decay=self.plan.weight_decay,
+            layer_decay=self.plan.layer_decay,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the live tensors: what is loaded into them takes effect."""
+        found = {f"weights.{name}": value for name, value in self.objective.state_dict().items()}
+        if self.ema:
+            found |= {f"ema.{name}": value for name, value in self.ema.tensors.items()}
+        return found | {
+            f"optimizer.{key}": value for key, value in optim.state_tensors(self.optimizers).items()
+        }
+
+    def restore(self, checkpoints: Checkpoints, saved: Saved) -> None:
+        """Take everything from a checkpoint, also what the optimizers have not allocated yet."""
+        self.optimizers = self._build()
+        prefix = "optimizer."
+        keys = [name.removeprefix(prefix) for name in saved.tensors if name.startswith(prefix)]
+        if keys:
+            optim.create_state(self.optimizers, keys)
+        checkpoints.load(saved, self.tensors())
+
+    def update(self, step: int, refused: Tensor | None = None) -> None:
+        """Move the weights by their gradients, and their average after them.
+
+        Where `refused` is given and true, on the device, nothing moves.
+        """
+        for optimizer in self.optimizers:
+            optim.refuse(optimizer, refused)
+            optimizer.step()
+        if self.ema:
+            self.ema.update(step, refused)
+        self.objective.after_update(step, refused)
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Hold the average in place of the weights, where there is one: what is evaluated and sealed."""
+        return self.ema.applied() if self.ema else nullcontext()
