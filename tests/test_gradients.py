@@ -97,7 +97,7 @@ def test_classes_that_a_model_lacks_are_refused() -> None:
     with pytest.raises(ModelError, match="this model has no classes"):
         inspection.grad_cam(headless, inputs(headless), torch.tensor([0, 0]))
     model = tiny()
-    with pytest.raises(ModelError, match=r"classes \[5, 0\] don't fit: give one number an image, 0 to 4"):
+    with pytest.raises(ModelError, match=r"classes \[5, 0\] don't fit: give one number per image, 0 to 4"):
         inspection.gradient_rollout(model, inputs(model), torch.tensor([5, 0]))
     with pytest.raises(ModelError, match="layer 2 is out of range: the model has 2 blocks"):
         inspection.grad_cam(model, inputs(model), torch.tensor([1, 0]), layer=2)

@@ -19,10 +19,10 @@ IMAGES = [switch for switch in SWITCHES if "frames" not in switch]
 def test_one_pass_shows_what_the_functions_compute(changes: dict[str, Any]) -> None:
     model = tiny(**changes)
     x = inputs(model)
-    watched = study.watch(model, x, cells=(2, 3), discard=0.2)
+    observed = study.observe(model, x, cells=(2, 3), discard=0.2)
     with torch.no_grad():
         outputs = model(x)
-    for i, each in enumerate(watched):
+    for i, each in enumerate(observed):
         np.testing.assert_allclose(each.output, outputs[i], rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(each.rollout, inspection.rollout(model, x, discard=0.2)[i], rtol=1e-4)
         np.testing.assert_allclose(each.heads, inspection.head_maps(model, x)[i], rtol=1e-4)
@@ -30,9 +30,9 @@ def test_one_pass_shows_what_the_functions_compute(changes: dict[str, Any]) -> N
         np.testing.assert_allclose(each.similarity, inspection.token_similarity(model, x)[i], atol=1e-5)
         for mine, layer in zip(each.features, tokens.layer_features(model, x, (2, 3)), strict=True):
             np.testing.assert_allclose(mine, layer[i], rtol=1e-4, atol=1e-5)
-    both = np.mean([each.distance for each in watched], axis=0)
+    both = np.mean([each.distance for each in observed], axis=0)
     np.testing.assert_allclose(both, inspection.attention_distance(model, x), rtol=1e-4)
-    both = np.mean([each.entropy for each in watched], axis=0)
+    both = np.mean([each.entropy for each in observed], axis=0)
     np.testing.assert_allclose(both, inspection.attention_entropy(model, x), rtol=1e-4)
 
 
@@ -43,7 +43,7 @@ def test_a_model_at_another_size_shares_its_weights(positions: str) -> None:
     wide = study.at_size(model, (8, 48))
     assert isinstance(wide, VisionTransformer) and wide.config.grid == (1, 6)
     assert wide.blocks[0].mlp.fc1.weight is model.blocks[0].mlp.fc1.weight
-    assert study.watch(wide, torch.randn(1, 3, 8, 48))[0].rollout.shape == (1, 6)
+    assert study.observe(wide, torch.randn(1, 3, 8, 48))[0].rollout.shape == (1, 6)
     assert model.config.grid == (2, 3)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(tensor, before[name], rtol=0, atol=0)

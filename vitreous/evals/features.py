@@ -8,7 +8,7 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +17,13 @@ from torch import Tensor
 from vitreous import files
 from vitreous.config import Preprocessing
 from vitreous.data import Split
-from vitreous.errors import ModelError
 from vitreous.evals import outputs
 from vitreous.models.architecture import to_dict
-from vitreous.models.vit import VisionTransformer
+from vitreous.models.protocol import FeaturePooling
 from vitreous.models.weights import Model
 
 Part = tuple[np.ndarray, np.ndarray]
 """Features (N, D) and targets: (N,), or (N, K) bool where an image has several labels."""
-FeaturePooling = Literal["model", "cls", "gap", "cls_gap"]
 
 
 def extract(
@@ -38,8 +36,11 @@ def extract(
     cache: Path | None = None,
     **options: Any,
 ) -> outputs.Outputs:
-    """Return one vector an image: the model's own pooling, or another, of the tokens after a block."""
-    compute = _compute(model, layer, pooling)
+    """Return one vector per image: the model's own pooling, or another, of the features after a layer."""
+
+    def compute(images: Tensor, mask: Tensor | None) -> Tensor:
+        return model.encode(images, mask, layer=layer, pooling=pooling)
+
     path = None if cache is None else cache / f"{_key(model, split, preprocessing, layer, pooling)}.npz"
     if path is not None and path.is_file() and (kept := _read(path)) is not None:
         return kept
@@ -48,33 +49,6 @@ def extract(
         with files.atomic(path) as temporary, temporary.open("wb") as file:
             np.savez(file, values=found.values, targets=found.targets, indices=found.indices)
     return found
-
-
-def _compute(model: Model, layer: int, pooling: str) -> Any:
-    if not isinstance(model, VisionTransformer):
-        if layer != -1 or pooling != "model":
-            raise ModelError("a ResNet's features are its own pooled map: leave out layer and pooling")
-        return lambda images, mask: model.pool(model.forward_features(images))
-    config = model.config
-    if pooling in ("cls", "cls_gap") and not config.class_token:
-        raise ModelError(f"pooling {pooling} needs a class token, which this model does not have: use gap")
-    last = layer in (-1, config.depth - 1)
-
-    def compute(images: Tensor, mask: Tensor | None) -> Tensor:
-        if last:
-            tokens = model.forward_features(images, mask)
-        else:
-            tokens = model.forward_intermediates(images, [layer], mask, norm=True)[0]
-        if pooling == "model":
-            return model.pool(tokens, mask)
-        patches = tokens[:, config.prefix :]
-        if mask is None:
-            mean = patches.mean(1)
-        else:
-            mean = (patches * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
-        return {"cls": tokens[:, 0], "gap": mean, "cls_gap": torch.cat([tokens[:, 0], mean], 1)}[pooling]
-
-    return compute
 
 
 def _key(model: Model, split: Split, preprocessing: Preprocessing, layer: int, pooling: str) -> str:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
+from vitreous.models.resnet import ResNet
 from vitreous.models.vit import Block, VisionTransformer
+from vitreous.models.weights import Model
 
 
 class Layer(NamedTuple):
@@ -52,9 +54,12 @@ def blocks_of(vit: VisionTransformer) -> Iterable[Block]:
     return cast(Iterable[Block], vit.blocks)
 
 
-def bare(model: nn.Module) -> nn.Module:
-    """Return the model inside a compiled or distributed wrapper."""
-    return getattr(model, "_orig_mod", getattr(model, "module", model))
+def bare(model: nn.Module) -> Model:
+    """Return the model inside a compiled or distributed wrapper; refuse one of another family."""
+    inner = getattr(model, "_orig_mod", getattr(model, "module", model))
+    if not isinstance(inner, VisionTransformer | ResNet):
+        raise ModelError(f"{type(inner).__name__} can't be looked into: give a ViT, a hybrid or a BiT")
+    return inner
 
 
 def unwrap(model: nn.Module) -> VisionTransformer:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError
-from vitreous.inspection.attention import bare, blocks_of
-from vitreous.models.resnet import ResNet, StdConv2d, Stem, Trunk
+from vitreous.inspection.attention import bare, blocks_of, unwrap
+from vitreous.models.resnet import StdConv2d
 from vitreous.models.vit import VisionTransformer
+from vitreous.models.weights import Model
 
 COMPONENTS = 28
 
@@ -58,18 +58,13 @@ def filters(model: nn.Module, count: int = COMPONENTS) -> Filters:
     return Filters(_array(pictures), _array(share[:count]), about)
 
 
-def _first_filters(model: nn.Module) -> tuple[Tensor, str]:
+def _first_filters(model: Model) -> tuple[Tensor, str]:
     """Return the filters that see pixels, as they are used."""
-    trunk = model.patch_embed.backbone if isinstance(model, VisionTransformer) else model
-    if trunk is None:
-        assert isinstance(model, VisionTransformer)
-        return model.patch_embed.proj.weight, "patch embedding"
-    stem = trunk.stem if isinstance(trunk, Trunk) else trunk
-    if not isinstance(stem, Stem) or not isinstance(stem.conv, StdConv2d):
-        raise ModelError(f"{type(model).__name__} has no filters to look at: give a ViT, a hybrid or a BiT")
-    weight = stem.conv.weight
-    deviation, mean = torch.std_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
-    return (weight - mean) / (deviation + 1e-8), "standardised filters of the root convolution"
+    first = model.get_submodule(model.config.first_convolution)
+    if isinstance(first, StdConv2d):
+        return first.standardized(), "standardised filters of the root convolution"
+    assert isinstance(first.weight, Tensor)
+    return first.weight, "patch embedding"
 
 
 @torch.no_grad()
@@ -80,10 +75,12 @@ def position_similarity(model: nn.Module) -> Similarity | None:
     ones are vectors of an offset: the cosine of each offset's with that of no offset, mean over layers.
     Rotary ones turn queries and keys: the mean cosine of the angles between two places.
     """
-    vit = bare(model)
-    if isinstance(vit, ResNet) or not isinstance(vit, VisionTransformer) or vit.config.positions == "none":
+    if not bare(model).config.has_attention:
         return None
+    vit = unwrap(model)
     config = vit.config
+    if config.positions == "none":
+        return None
     kind, grid = config.positions, config.grid
     if kind == "relative":
         return Similarity(_relative(vit), "offset embedding against that of no offset, mean over layers")

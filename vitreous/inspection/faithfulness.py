@@ -4,6 +4,7 @@ A removed patch is not painted over: its token leaves the sequence.
 Letters: B batch, N tokens, D width, K classes, (h, w) grid.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,11 +26,16 @@ class Curves(NamedTuple):
     about: str
 
 
+def softmax(logits: Tensor) -> Tensor:
+    """Return class probabilities of plain logits: what `removal_curves` shows where nothing else is asked."""
+    return logits.softmax(-1)
+
+
 @torch.no_grad()
 def deletion_insertion(
     model: nn.Module, images: Tensor, relevance: Tensor, classes: Tensor | None = None, steps: int = STEPS
 ) -> Curves:
-    """Return both curves for one map an image (B, h, w), at least one patch always staying.
+    """Return both curves for one map per image (B, h, w), at least one patch always staying.
 
     The figure is the probability of the class; without classes, the cosine similarity of the pooled features
     with those of the whole image.
@@ -52,22 +58,32 @@ def random_order(model: nn.Module, count: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def removal_curves(
-    model: nn.Module, images: Tensor, orders: list[Tensor], classes: Tensor | None, steps: int = STEPS
+    model: nn.Module,
+    images: Tensor,
+    orders: list[Tensor],
+    classes: Tensor | None,
+    steps: int = STEPS,
+    *,
+    mask: Tensor | None = None,
+    probabilities: Callable[[Tensor], Tensor] = softmax,
 ) -> list[Tensor]:
-    """Return, for each order (B, places), what the model says as the patches leave: (B, S)."""
+    """Return, for each order (B, places), what the model says as the patches leave: (B, S).
+
+    Patches that `mask` leaves out were never there. `probabilities` turns logits into what the figure shows.
+    """
     vit = unwrap(model)
     with evaluating(vit):
         start = vit.embed(images)
-        whole = _answer(vit, start, None)
+        whole = _encode(vit, start, mask)
         curves = []
         for order in orders:
             order = order.to(images.device)
             if vit.config.time_steps > 1:  # a map is shared by the frames of a clip
                 order = _through_time(order, vit.config.time_steps)
-            answers = [whole]
-            for count in _gone(vit.config.patches, steps)[1:].tolist():
-                answers.append(_answer(vit, start, order[:, count:]))
-            curves.append(torch.stack([_figure(each, whole, classes) for each in answers], dim=1))
+            answers = [whole, *(_answer(vit, start, order, mask, step, steps) for step in range(1, steps))]
+            curves.append(
+                torch.stack([_figure(each, whole, classes, probabilities) for each in answers], dim=1)
+            )
     return curves
 
 
@@ -91,24 +107,35 @@ def _through_time(order: Tensor, frames: int) -> Tensor:
     return (order[:, :, None] + torch.arange(frames, device=order.device) * size).flatten(1)
 
 
-def _figure(answer: Tensor, whole: Tensor, classes: Tensor | None) -> Tensor:
+def _figure(
+    answer: Tensor, whole: Tensor, classes: Tensor | None, probabilities: Callable[[Tensor], Tensor]
+) -> Tensor:
     if classes is None:
         return F.cosine_similarity(answer, whole, dim=1)
-    return answer.softmax(-1).gather(1, classes.to(answer.device)[:, None])[:, 0]
+    return probabilities(answer).gather(1, classes.to(answer.device)[:, None])[:, 0]
 
 
-def _answer(vit: VisionTransformer, start: Tensor, keep: Tensor | None) -> Tensor:
-    """Return the logits (or pooled features) of the patches in `keep` (B, k) alone."""
+def _answer(
+    vit: VisionTransformer, start: Tensor, order: Tensor, mask: Tensor | None, step: int, steps: int
+) -> Tensor:
+    """Return the logits (or pooled features) of what is left at a step of an order (B, patches)."""
     config = vit.config
-    if keep is not None and config.positions in ("relative", "rope"):
+    if mask is not None:
+        return _encode(vit, start, _left(order, mask, step / (steps - 1)))
+    keep = order[:, int(_gone(config.patches, steps)[step]) :]
+    if config.positions in ("relative", "rope"):
         # Their geometry is by place in the whole grid: hide the others rather than take them out.
-        mask = torch.zeros(start.shape[0], config.patches, dtype=torch.bool, device=start.device)
-        mask.scatter_(1, keep, True)
-        return _encode(vit, start, mask)
-    if keep is not None:
-        rows = torch.cat([_prefix_rows(config.prefix, keep), keep + config.prefix], dim=1)
-        start = start.gather(1, rows[..., None].expand(-1, -1, start.shape[-1]))
-    return _encode(vit, start, None)
+        return _encode(vit, start, torch.zeros_like(order, dtype=torch.bool).scatter(1, keep, True))
+    rows = torch.cat([_prefix_rows(config.prefix, keep), keep + config.prefix], dim=1)
+    return _encode(vit, start.gather(1, rows[..., None].expand(-1, -1, start.shape[-1])), None)
+
+
+def _left(order: Tensor, mask: Tensor, share: float) -> Tensor:
+    """Return which patches (B, N) are left when this share of each image's own patches is gone."""
+    own = mask.gather(1, order)
+    number = own.cumsum(1) - 1  # of each patch of the order, among those that are not padding
+    gone = ((own.sum(1, keepdim=True) - 1) * share).round()
+    return torch.zeros_like(mask).scatter(1, order, own & (number >= gone))
 
 
 def _prefix_rows(prefix: int, keep: Tensor) -> Tensor:

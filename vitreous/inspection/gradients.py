@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from vitreous.errors import ModelError
 from vitreous.inspection.attention import bare, blocks_of, evaluating, unwrap
 from vitreous.inspection.relevance import Patch, starting_point, to_grid
-from vitreous.models.resnet import ResNet
 from vitreous.models.vit import VisionTransformer
+from vitreous.models.weights import Model
 
 
 class Explanation(NamedTuple):
@@ -34,9 +34,11 @@ class _Seen:
     mixed: Tensor  # (B, N, D) the heads' outputs, before they are projected
 
 
-def grad_cam(model: nn.Module, images: Tensor, classes: Tensor, *, layer: int = -1) -> Tensor:
-    """Return Grad-CAM maps (B, h, w) for one class an image, at the normalised input of a block."""
-    return explain(model, images, classes, layer=layer).cam
+def grad_cam(
+    model: nn.Module, images: Tensor, classes: Tensor, mask: Tensor | None = None, *, layer: int = -1
+) -> Tensor:
+    """Return Grad-CAM maps (B, h, w) for one class per image, at the normalised input of a block."""
+    return explain(model, images, classes, mask, layer=layer).cam
 
 
 def gradient_rollout(
@@ -64,8 +66,8 @@ def explain(
 ) -> Explanation:
     """Return both maps from one forward and one backward pass."""
     inner = bare(model)
-    if isinstance(inner, ResNet):
-        return Explanation(_convolutional_cam(inner, images, classes), None)
+    if not inner.config.has_attention:
+        return Explanation(_map_cam(inner, images, classes, mask), None)
     vit = unwrap(inner)
     _check(vit.config.num_classes, classes)
     depth = len(vit.blocks)
@@ -78,17 +80,18 @@ def explain(
         # Tokens of the last block that are not pooled have no way to the logits: their gradient is zero.
         gradients = torch.autograd.grad(score, wanted, allow_unused=True, materialize_grads=True)
     with evaluating(vit), torch.no_grad():
-        cam = _cam(vit, seen[layer].normed, gradients[0])
+        cam = _cam(vit, seen[layer].normed, gradients[0], mask)
         last = list(blocks_of(vit))[-1](seen[-1].tokens, vit.geometry(mask))
         reached = _relevance(vit, seen, list(gradients[1:]), mask)
         start = starting_point(vit, last, mask, patch)
         return Explanation(cam, to_grid(vit, (start[:, None] @ reached)[:, 0]))
 
 
-def _cam(vit: VisionTransformer, activation: Tensor, gradient: Tensor) -> Tensor:
+def _cam(vit: VisionTransformer, activation: Tensor, gradient: Tensor, mask: Tensor | None) -> Tensor:
     patches = slice(vit.config.prefix, None)
-    weight = gradient[:, patches].mean(dim=1, keepdim=True)  # one a channel
+    weight = gradient[:, patches].mean(dim=1, keepdim=True)  # one per channel
     cam = (weight * activation[:, patches]).sum(-1).relu()  # (B, patches)
+    cam = cam if mask is None else cam * mask
     return cam.unflatten(1, (vit.config.time_steps, *vit.config.grid)).mean(1)
 
 
@@ -130,10 +133,10 @@ def _recording(vit: VisionTransformer) -> Iterator[list[_Seen]]:
             handle.remove()
 
 
-def _convolutional_cam(model: ResNet, images: Tensor, classes: Tensor) -> Tensor:
+def _map_cam(model: Model, images: Tensor, classes: Tensor, mask: Tensor | None) -> Tensor:
     _check(model.config.num_classes, classes)
     with evaluating(model), torch.enable_grad():
-        features = model.forward_features(_leaf(images))
+        features = model.forward_features(_leaf(images), mask)
         (gradient,) = torch.autograd.grad(_score(model.forward_head(features), classes), features)
     return (gradient.mean(dim=(2, 3), keepdim=True) * features).sum(1).relu().detach()
 
@@ -153,4 +156,4 @@ def _check(count: int, classes: Tensor) -> None:
             "this model has no classes, and Grad-CAM asks for one: load it with num_classes, train its head"
         )
     if classes.ndim != 1 or classes.dtype != torch.int64 or not ((classes >= 0) & (classes < count)).all():
-        raise ModelError(f"classes {classes.tolist()} don't fit: give one number an image, 0 to {count - 1}")
+        raise ModelError(f"classes {classes.tolist()} don't fit: give one number per image, 0 to {count - 1}")

@@ -48,19 +48,21 @@ def rollout(
 
 
 @torch.no_grad()
-def head_maps(model: nn.Module, images: Tensor, *, patch: Patch | None = None) -> Tensor:
+def head_maps(
+    model: nn.Module, images: Tensor, mask: Tensor | None = None, *, patch: Patch | None = None
+) -> Tensor:
     """Return what each head of each layer attends to from the class token, (B, L, H, h, w).
 
     Without a class token, the mean over the patches; with `patch`, from that one.
     """
     vit = unwrap(model)
-    rows = query_weights(vit, patch).to(images.device)
-    return torch.stack([head_rows(vit, each, rows) for each in iterate_attention(vit, images)], dim=1)
+    rows = query_weights(vit, patch, mask).to(images.device)
+    return torch.stack([head_rows(vit, each, rows) for each in iterate_attention(vit, images, mask)], dim=1)
 
 
 def head_rows(vit: VisionTransformer, attention: Tensor, query: Tensor) -> Tensor:
     """Return one layer's (B, H, h, w): the rows of the query, prefix tokens left out, not scaled."""
-    rows = torch.einsum("n,bhnm->bhm", query, attention)[..., vit.config.prefix :]
+    rows = torch.einsum("bn,bhnm->bhm", query, attention)[..., vit.config.prefix :]
     return rows.unflatten(-1, (vit.config.time_steps, *vit.config.grid)).mean(-3)
 
 
@@ -88,15 +90,11 @@ def starting_point(
     """
     if patch is None and vit.attn_pool is not None:
         return _pool_weights(vit, vit.attn_pool, tokens, mask)
-    rows = query_weights(vit, patch).to(tokens).expand(tokens.shape[0], -1)
-    if mask is None or patch is not None:
-        return rows
-    rows = rows * torch.nn.functional.pad(mask, (vit.config.prefix, 0), value=True)
-    return rows / rows.sum(-1, keepdim=True).clamp(min=1e-12)
+    return query_weights(vit, patch, mask).to(tokens).expand(tokens.shape[0], -1)
 
 
-def query_weights(vit: VisionTransformer, patch: Patch | None = None) -> Tensor:
-    """Return the tokens that a map starts from, as weights (N,) that sum to 1."""
+def query_weights(vit: VisionTransformer, patch: Patch | None = None, mask: Tensor | None = None) -> Tensor:
+    """Return the tokens that a map starts from, as weights that sum to 1: (1, N), with a mask (B, N)."""
     config = vit.config
     weights = torch.zeros(config.tokens)
     if patch is not None:
@@ -114,7 +112,15 @@ def query_weights(vit: VisionTransformer, patch: Patch | None = None) -> Tensor:
         weights[0], weights[config.prefix :] = 0.5, 0.5 / config.patches
     else:
         weights[config.prefix :] = 1.0 / config.patches
-    return weights
+    if mask is None or patch is not None:
+        return weights[None]
+    seen = weights * with_prefix(vit, mask.cpu())
+    return seen / seen.sum(-1, keepdim=True).clamp(min=1e-12)
+
+
+def with_prefix(vit: VisionTransformer, mask: Tensor) -> Tensor:
+    """Return a mask of patches (B, patches) as one of tokens (B, N): the prefix always counts."""
+    return torch.nn.functional.pad(mask, (vit.config.prefix, 0), value=True)
 
 
 def describe_start(vit: VisionTransformer, patch: Patch | None = None) -> str:

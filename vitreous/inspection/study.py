@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ModelError
 from vitreous.inspection.attention import bare, iterate_layers, unwrap
 from vitreous.inspection.distance import mean_distance, mean_entropy, pixel_distances
 from vitreous.inspection.relevance import (
@@ -22,15 +21,15 @@ from vitreous.inspection.relevance import (
     query_weights,
     starting_point,
     to_grid,
+    with_prefix,
 )
-from vitreous.inspection.tokens import layer_features, mean_similarity, outliers, patch_cells
-from vitreous.models.architecture import ViTConfig
-from vitreous.models.resnet import ResNet
-from vitreous.models.vit import VisionTransformer
+from vitreous.inspection.tokens import layer_features, mean_similarity, outliers, to_cells
+from vitreous.models.architecture import Architecture
+from vitreous.models.weights import Model
 
 
 @dataclass
-class Watched:
+class Observation:
     """What one image does to the model; arrays of numpy."""
 
     output: np.ndarray
@@ -46,7 +45,7 @@ class Watched:
     entropy: np.ndarray | None = None
     """(L, H) of the largest possible"""
     norms: np.ndarray | None = None
-    """(L, N), prefix first"""
+    """(L, N), prefix first; without the patches that are padding"""
     similarity: np.ndarray | None = None
     """(L,)"""
     artefacts: np.ndarray | None = None
@@ -54,70 +53,71 @@ class Watched:
 
 
 @torch.no_grad()
-def watch(
+def observe(
     model: nn.Module,
     images: Tensor,
+    mask: Tensor | None = None,
     *,
     cells: tuple[int, int] = (7, 7),
     fusion: Fusion = "mean",
     discard: float = 0.0,
     patch: Patch | None = None,
-) -> list[Watched]:
+) -> list[Observation]:
     """Run images (B, C, H, W) through the model once and return what each shows."""
     inner = bare(model)
-    if isinstance(inner, ResNet):
-        outputs, layers = inner(images), layer_features(inner, images, cells)
+    if not inner.config.has_attention:
+        outputs, layers = inner(images, mask), layer_features(inner, images, cells, mask)
         return [
-            Watched(output=_array(outputs[i]), features=[_array(layer[i]) for layer in layers])
+            Observation(output=_array(outputs[i]), features=[_array(layer[i]) for layer in layers])
             for i in range(len(images))
         ]
     vit = unwrap(inner)
     config, prefix = vit.config, vit.config.prefix
     distances = pixel_distances(config).to(images.device)
-    query = query_weights(vit, patch).to(images.device)
+    query = query_weights(vit, patch, mask).to(images.device)
     parts: dict[str, list[Tensor]] = {
         name: [] for name in ("heads", "distance", "entropy", "norms", "similarity", "features")
     }
     reached, tokens = None, images
-    for attention, tokens in iterate_layers(vit, images):
+    for attention, tokens in iterate_layers(vit, images, mask):
         link = fuse(attention, fusion, discard)
         reached = link if reached is None else link @ reached
         parts["heads"].append(head_rows(vit, attention, query))
-        parts["distance"].append(mean_distance(attention, distances, prefix))
-        parts["entropy"].append(mean_entropy(attention, prefix))
+        parts["distance"].append(mean_distance(attention, distances, prefix, mask))
+        parts["entropy"].append(mean_entropy(attention, prefix, mask))
         parts["norms"].append(tokens.norm(dim=-1))
-        parts["similarity"].append(mean_similarity(tokens[:, prefix:]))
-        parts["features"].append(patch_cells(tokens, prefix, config.grid, cells))
+        parts["similarity"].append(mean_similarity(tokens[:, prefix:], mask))
+        parts["features"].append(to_cells(vit.feature_maps(tokens), cells))
     assert reached is not None
-    start = starting_point(vit, tokens, patch=patch)
+    start = starting_point(vit, tokens, mask, patch)
     rollouts = to_grid(vit, (start[:, None] @ reached)[:, 0])
-    outputs = vit.forward_head(vit.norm(tokens))
+    outputs = vit.forward_head(vit.norm(tokens), mask)
     stacked = {name: torch.stack(layers, dim=1) for name, layers in parts.items()}  # (B, L, …)
-    features = stacked.pop("features")
-    long = outliers(stacked["norms"][:, -1, prefix:]).unflatten(1, (config.time_steps, *config.grid)).any(1)
+    features, norms = stacked.pop("features"), stacked.pop("norms")
+    long = outliers(norms[:, -1, prefix:], mask).unflatten(1, (config.time_steps, *config.grid)).any(1)
+    counted = torch.ones(norms.shape[::2], dtype=torch.bool) if mask is None else with_prefix(vit, mask).cpu()
     return [
-        Watched(
+        Observation(
             output=_array(outputs[i]),
             features=[_array(layer) for layer in features[i]],
             rollout=_array(rollouts[i]),
             artefacts=long[i].cpu().numpy(),
+            norms=_array(norms[i])[:, counted[i].numpy()],
             **{name: _array(values[i]) for name, values in stacked.items()},
         )
         for i in range(len(images))
     ]
 
 
-def at_size(model: nn.Module, image_size: tuple[int, int]) -> nn.Module:
+def at_size(model: nn.Module, image_size: tuple[int, int]) -> Model:
     """Return the same model for another image size: all weights shared, positions resampled in 2D."""
     inner = bare(model)
-    if not isinstance(inner, VisionTransformer | ResNet):
-        raise ModelError(f"{type(inner).__name__} takes one image size only: give a ViT, a hybrid or a BiT")
     shared = copy.deepcopy(inner, {id(parameter): parameter for parameter in inner.parameters()})
     shared.set_image_size(image_size)
     return shared
 
 
-def own_aspect(config: ViTConfig, width: int, height: int) -> tuple[int, int]:
+def own_aspect(config: Architecture, width: int, height: int) -> tuple[int, int]:
     """Return the image size nearest to a picture's aspect that has no more patches than the model's own."""
     area = config.grid[0] * config.grid[1]
     tall, wide = height / config.step[0], width / config.step[1]

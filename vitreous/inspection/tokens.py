@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 from vitreous.inspection.attention import bare, evaluating, unwrap
-from vitreous.models.resnet import ResNet
 
 FAR = 5.0
 """A token is an outlier if its norm lies so many robust deviations above the median, and is twice as long."""
@@ -34,47 +33,42 @@ def token_similarity(model: nn.Module, images: Tensor) -> Tensor:
     return torch.stack([mean_similarity(tokens[:, vit.config.prefix :]) for tokens in layers], dim=1)
 
 
-def mean_similarity(patches: Tensor) -> Tensor:
-    """Return the mean cosine between two different tokens (B,).
+def mean_similarity(patches: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the mean cosine between two different tokens (B,); `mask` (B, N): False is left out.
 
     Without the N x N matrix: the squared length of the sum of unit vectors is the sum of all cosines.
     """
-    count = patches.shape[1]
-    if count < 2:
-        return patches.new_ones(patches.shape[0])
-    whole = F.normalize(patches.double(), dim=-1).sum(dim=1).square().sum(-1)
-    return ((whole - count) / (count * (count - 1))).float()
+    units = F.normalize(patches.double(), dim=-1)
+    if mask is None:
+        count = units.new_full((len(units),), units.shape[1])
+    else:
+        units, count = units * mask[..., None], mask.sum(1).double()
+    whole = units.sum(dim=1).square().sum(-1)
+    similarity = (whole - count) / (count * (count - 1)).clamp(min=1.0)
+    return torch.where(count > 1, similarity, torch.ones_like(similarity)).float()
 
 
-def outliers(norms: Tensor) -> Tensor:
+def outliers(norms: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return which patches of (…, N) are artefacts: far longer than the others (arXiv 2309.16588)."""
-    median = norms.median(dim=-1, keepdim=True).values
-    deviation = 1.4826 * (norms - median).abs().median(dim=-1, keepdim=True).values
+    if mask is not None:
+        norms = norms.masked_fill(~mask, float("nan"))  # larger than nothing, and in no median
+    median = norms.nanmedian(dim=-1, keepdim=True).values
+    deviation = 1.4826 * (norms - median).abs().nanmedian(dim=-1, keepdim=True).values
     return (norms > median + FAR * deviation) & (norms > 2 * median)
 
 
 @torch.no_grad()
-def layer_features(model: nn.Module, images: Tensor, cells: tuple[int, int]) -> list[Tensor]:
+def layer_features(
+    model: nn.Module, images: Tensor, cells: tuple[int, int], mask: Tensor | None = None
+) -> list[Tensor]:
     """Return each layer's features on a common grid of cells, (B, cells, D); of a CNN, each stage's.
 
     Layers and models with other grids, other widths and no class token can so be compared place by place.
     """
     inner = bare(model)
-    if isinstance(inner, ResNet):
-        with evaluating(inner):
-            return [to_cells(maps, cells) for maps in inner.forward_intermediates(images)]
-    vit = unwrap(inner)
-    with evaluating(vit):
-        layers = vit.forward_intermediates(images)
-    return [patch_cells(tokens, vit.config.prefix, vit.config.grid, cells) for tokens in layers]
-
-
-def patch_cells(tokens: Tensor, prefix: int, grid: tuple[int, int], cells: tuple[int, int]) -> Tensor:
-    """Return the patches of (B, N, D) averaged into a grid of cells, (B, cells, D)."""
-    patches = tokens[:, prefix:]
-    time = patches.shape[1] // (grid[0] * grid[1])
-    maps = patches.unflatten(1, (time, *grid)).mean(1).permute(0, 3, 1, 2)
-    return to_cells(maps, cells)
+    with evaluating(inner):
+        layers = inner.forward_intermediates(images, mask=mask)
+    return [to_cells(inner.feature_maps(features), cells) for features in layers]
 
 
 def to_cells(maps: Tensor, cells: tuple[int, int]) -> Tensor:

@@ -7,13 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.config import Preprocessing
-from vitreous.errors import ModelError
-from vitreous.models.architecture import ViTConfig
-from vitreous.models.resnet import Head, ResNet, StdConv2d, Stem, Trunk
-from vitreous.models.vit import VisionTransformer
+from vitreous.models.protocol import Size
 from vitreous.models.weights import Model
-
-Size = int | tuple[int, int]
 
 
 @torch.no_grad()
@@ -25,15 +20,16 @@ def set_classes(
     kept = [(row, known[name]) for row, name in enumerate(new or []) if name in known]
     before = model.config.num_classes
     _configure(model, num_classes=num_classes)
-    owner = model.head if isinstance(model, ResNet) else model
-    for name in ("fc",) if isinstance(model, ResNet) else ("head", "head_dist"):
-        if not hasattr(owner, name):
-            continue
-        trained, fresh = getattr(owner, name), _zeros(model)
-        if before and num_classes:
-            for row, source in kept:
+    like = next(model.parameters())
+    for path in model.config.classifiers:
+        owner, _, name = path.rpartition(".")
+        trained: Any = getattr(model.get_submodule(owner), name)
+        fresh: Any = model.fresh_classifier()
+        if fresh is not None:
+            fresh.to(device=like.device, dtype=like.dtype)
+            for row, source in kept if before and num_classes else []:
                 fresh.weight[row], fresh.bias[row] = trained.weight[source], trained.bias[source]
-        setattr(owner, name, fresh)
+        setattr(model.get_submodule(owner), name, fresh)
     rows = f", {len(kept)} rows kept by name" if kept else ""
     return [f"head: {before} → {num_classes} classes, fresh zeros{rows}"]
 
@@ -45,7 +41,8 @@ def set_channels(model: Model, channels: int) -> list[str]:
     To one: the filters are summed over the old channels, so that a gray image gives what its copy in every
     channel gave. To more: the old filters are repeated in turn and scaled by old / new, as timm does.
     """
-    first = _first_convolution(model)
+    first = model.get_submodule(model.config.first_convolution)
+    assert isinstance(first, nn.Conv2d | nn.Conv3d)
     before = first.in_channels
     if before == channels:
         return []
@@ -68,19 +65,20 @@ def set_sizes(model: Model, image_size: Size | None, patch_size: Size | None) ->
     """Take images or patches of another size; positions are resampled in 2D, filters by pseudo-inverse."""
     before = model.config
     if patch_size is not None:
-        if not isinstance(model, VisionTransformer):
-            raise ModelError("a ResNet has no patches: leave out patch_size")
         model.set_patch_size(patch_size, image_size)
     elif image_size is not None:
         model.set_image_size(image_size)
-    after, said = model.config, []
-    if isinstance(before, ViTConfig) and isinstance(after, ViTConfig) and patch_size is not None:
-        said.append(f"patch size: {_by(before.patch_size)} → {_by(after.patch_size)}, filters resized")
+    after, changes = model.config, []
+    if patch_size is not None:
+        changes.append(f"patch size: {_by(before.step)} → {_by(after.step)}, filters resized")
     if image_size is not None:
-        vit = isinstance(after, ViTConfig)
-        how = f", {after.positions} positions resampled to {_by(after.grid)} patches" if vit else ""
-        said.append(f"image size: {_by(before.image_size)} → {_by(after.image_size)}{how}")
-    return said
+        how = (
+            f", {after.positions} positions resampled to {_by(after.grid)} patches"
+            if after.kind == "vit"
+            else ""
+        )
+        changes.append(f"image size: {_by(before.image_size)} → {_by(after.image_size)}{how}")
+    return changes
 
 
 def refit(preprocessing: Preprocessing, image_size: tuple[int, int], channels: int) -> Preprocessing:
@@ -103,33 +101,6 @@ def refit(preprocessing: Preprocessing, image_size: tuple[int, int], channels: i
 
 def _configure(model: Any, **changes: int) -> None:
     model.config = replace(model.config, **changes)
-
-
-def _first_convolution(model: Model) -> nn.Conv2d | nn.Conv3d:
-    if isinstance(model, VisionTransformer):
-        backbone = model.patch_embed.backbone
-        if backbone is None:
-            return model.patch_embed.proj
-    else:
-        backbone = model
-    stem = backbone.stem if isinstance(backbone, Trunk) else backbone
-    assert isinstance(stem, Stem) and isinstance(stem.conv, StdConv2d)
-    return stem.conv
-
-
-def _zeros(model: Model) -> Any:
-    like = next(model.parameters())
-    if isinstance(model, ResNet):
-        layer = Head(model.config).fc
-    elif model.config.num_classes:
-        layer = nn.Linear(model.config.feature_width, model.config.num_classes)
-    else:
-        layer = nn.Identity()
-    if layer is not None:
-        layer.to(device=like.device, dtype=like.dtype)
-        for parameter in layer.parameters():
-            parameter.zero_()
-    return layer
 
 
 def _by(size: tuple[int, int]) -> str:

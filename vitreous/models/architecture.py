@@ -1,14 +1,18 @@
 """What a model is, as data: frozen configurations that refuse what can't be built. No torch.
 
+Both kinds answer the same questions (sizes, widths, names of the outer layers), so that no caller has to ask
+which kind it has; what a ResNet has none of (heads, tokens, frames) is None there.
+
 Letters: B batch, N tokens, D width, H heads, L layers, P patch, C channels, K classes.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from math import prod
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from vitreous.errors import ModelError, nearest
+from vitreous.models.fields import at_least, one_of, pair
 
 Positions = Literal["learned", "sincos2d", "learned2d", "relative", "rope", "none"]
 Pooling = Literal["cls", "gap", "map", "cls_gap"]
@@ -18,6 +22,14 @@ Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig:
     """A ResNet with group norm and weight-standardised convolutions: BiT, and the trunk of the hybrids."""
+
+    kind: ClassVar[Literal["resnet"]] = "resnet"
+    has_attention: ClassVar[bool] = False
+    """Whether there are attention maps to look at, and patches that a mask can leave out."""
+    heads: ClassVar[None] = None
+    mlp_width: ClassVar[None] = None
+    tokens: ClassVar[None] = None
+    frames: ClassVar[None] = None
 
     layers: tuple[int, ...] = (3, 4, 6, 3)
     """Bottleneck blocks in each stage; an empty tuple leaves the root convolution and its pool."""
@@ -64,10 +76,59 @@ class ResNetConfig:
         stem = self.stem_width * self.width_factor
         return (stem, *(stem * 4 * 2**stage for stage in range(len(self.layers))))
 
+    @property
+    def step(self) -> tuple[int, int]:
+        """Height and width of a cell of the output, in pixels of the image."""
+        return self.stride, self.stride
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Cells of the output along height and width: a part of a cell counts as one."""
+        return -(-self.image_size[0] // self.stride), -(-self.image_size[1] // self.stride)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input: channels, height, width."""
+        return self.in_channels, *self.image_size
+
+    @property
+    def width(self) -> int:
+        """Channels of the last stage."""
+        return self.channels[-1]
+
+    @property
+    def pooled_width(self) -> int:
+        """Width of the pooled vector."""
+        return self.channels[-1]
+
+    @property
+    def feature_width(self) -> int:
+        """Width of the vector that the head sees."""
+        return self.channels[-1]
+
+    @property
+    def layer_count(self) -> int:
+        """Layers as the papers count them: convolutions along the longest path, and the head (R50: 50)."""
+        return 3 * sum(self.layers) + 2
+
+    @property
+    def first_convolution(self) -> str:
+        """Name of the convolution that sees the pixels."""
+        return "stem.conv"
+
+    @property
+    def classifiers(self) -> tuple[str, ...]:
+        """Names of the layers that give logits."""
+        return ("head.fc",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
     """A Vision Transformer; the defaults are ViT-B/16 of the paper."""
+
+    kind: ClassVar[Literal["vit"]] = "vit"
+    has_attention: ClassVar[bool] = True
+    """Whether there are attention maps to look at, and patches that a mask can leave out."""
 
     image_size: tuple[int, int] = (224, 224)
     """Height and width of the input; one number means a square."""
@@ -88,8 +149,8 @@ class ViTConfig:
     mlp_width: int = 3072
     """Hidden units of the MLP (after gating for SwiGLU)."""
     positions: Positions = "learned"
-    """learned: one vector a token; sincos2d: fixed; learned2d: a row and a column half; relative: by offset,
-    in every attention; rope: rotary, in every attention; none: a bag of patches."""
+    """learned: one vector per token; sincos2d: fixed; learned2d: a row and a column half; relative: by
+    offset, in every attention; rope: rotary, in every attention; none: a bag of patches."""
     pooling: Pooling = "cls"
     """cls: the class token; gap: mean of the patches; map: attention pooling; cls_gap: both."""
     class_token: bool = True
@@ -240,6 +301,29 @@ class ViTConfig:
         """Width of the vector that the head sees."""
         return self.pre_logits or self.pooled_width
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input: channels, frames of a clip, height, width."""
+        clip = () if self.frames is None else (self.frames,)
+        return self.in_channels, *clip, *self.image_size
+
+    @property
+    def layer_count(self) -> int:
+        """Layers as the papers count them: the blocks."""
+        return self.depth
+
+    @property
+    def first_convolution(self) -> str:
+        """Name of the convolution that sees the pixels."""
+        if self.stem is None:
+            return "patch_embed.proj"
+        return "patch_embed.backbone.stem.conv" if self.stem.layers else "patch_embed.backbone.conv"
+
+    @property
+    def classifiers(self) -> tuple[str, ...]:
+        """Names of the layers that give logits."""
+        return ("head", "head_dist") if self.distilled else ("head",)
+
 
 Architecture = ViTConfig | ResNetConfig
 Config = TypeVar("Config", ViTConfig, ResNetConfig)
@@ -247,7 +331,7 @@ Config = TypeVar("Config", ViTConfig, ResNetConfig)
 
 def to_dict(config: Architecture) -> dict[str, Any]:
     """Return the configuration as plain JSON values, with its kind; `from_dict` reads it back."""
-    return {"kind": "vit" if isinstance(config, ViTConfig) else "resnet", **asdict(config)}
+    return {"kind": config.kind, **asdict(config)}
 
 
 def from_dict(values: Mapping[str, Any]) -> Architecture:
@@ -263,33 +347,6 @@ def override(config: Architecture, overrides: Mapping[str, Any]) -> Architecture
     """Return the configuration with some fields replaced; unknown ones are refused with the nearest names."""
     _known(type(config), overrides)
     return replace(config, **overrides)
-
-
-def pair(value: Any, name: str) -> tuple[int, int]:
-    """Read one number as a square, two as height and width."""
-    numbers = (value,) if isinstance(value, int) else tuple(value)
-    if len(numbers) == 1:
-        numbers *= 2
-    if len(numbers) != 2 or not all(
-        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in numbers
-    ):
-        raise ModelError(f"{name} {value!r} is not a size: give one positive number, or height and width")
-    return numbers
-
-
-def at_least(config: object, least: int, *names: str) -> None:
-    """Refuse fields that are not whole numbers of at least `least`."""
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or value < least:
-            raise ModelError(f"{name} {value!r} is too small: give a whole number of at least {least}")
-
-
-def one_of(config: object, name: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a field whose value is not one of the allowed words."""
-    value = getattr(config, name)
-    if value not in allowed:
-        raise ModelError(f"unknown {name} {value!r}: expected one of {', '.join(allowed)}")
 
 
 def _build(kind: type[Config], values: Mapping[str, Any]) -> Config:

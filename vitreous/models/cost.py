@@ -4,21 +4,25 @@ One FLOP here is one multiply-add, as in DeiT's and torchvision's tables (ViT-B/
 matrix products and convolutions; norms, activations and softmax are left out, as there.
 """
 
+from functools import singledispatch
 from itertools import pairwise
 
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
 
 
+@singledispatch
 def parameters(config: Architecture) -> int:
     """Return the number of parameters."""
-    return _vit_parameters(config) if isinstance(config, ViTConfig) else _resnet_parameters(config)
+    raise NotImplementedError(f"no count for {type(config).__name__}")
 
 
+@singledispatch
 def flops(config: Architecture) -> int:
     """Return the multiply-adds of one forward pass of one image."""
-    return _vit_flops(config) if isinstance(config, ViTConfig) else _resnet_flops(config)
+    raise NotImplementedError(f"no count for {type(config).__name__}")
 
 
+@parameters.register
 def _vit_parameters(c: ViTConfig) -> int:
     D = c.width
     norm = 2 * D
@@ -41,6 +45,7 @@ def _vit_parameters(c: ViTConfig) -> int:
     return total + (1 + c.distilled) * (_dense(c.feature_width, c.num_classes) if c.num_classes else 0)
 
 
+@flops.register
 def _vit_flops(c: ViTConfig) -> int:
     N, D, M = c.tokens, c.width, c.mlp_width
     mlp = D * M * (3 if c.activation == "swiglu" else 2)
@@ -63,11 +68,13 @@ def _patch_inputs(c: ViTConfig) -> int:
     return channels * c.tubelet * c.patch_size[0] * c.patch_size[1]
 
 
+@parameters.register
 def _resnet_parameters(c: ResNetConfig) -> int:
     total = _trunk_parameters(c, c.in_channels) + (2 * c.channels[-1] if c.preactivation else 0)
     return total + (_dense(c.channels[-1], c.num_classes) if c.num_classes else 0)
 
 
+@flops.register
 def _resnet_flops(c: ResNetConfig) -> int:
     return _trunk_flops(c, c.image_size, c.in_channels) + c.channels[-1] * c.num_classes
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import ModelError
 from vitreous.models.architecture import ResNetConfig, pair
+from vitreous.models.protocol import FeaturePooling, ImageModel, Size
 
 
 class StdConv2d(nn.Conv2d):
@@ -26,10 +27,14 @@ class StdConv2d(nn.Conv2d):
         self.eps, self.eps_on = config.std_eps, config.std_eps_on
 
     def forward(self, input: Tensor) -> Tensor:
+        x = pad_same(input, self.kernel_size[0], self.stride[0], 0.0) if self.same else input
+        return F.conv2d(x, self.standardized(), None, self.stride, self.padding)
+
+    def standardized(self) -> Tensor:
+        """Return the filters as they are used."""
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
         deviation = variance.sqrt() + self.eps if self.eps_on == "deviation" else (variance + self.eps).sqrt()
-        x = pad_same(input, self.kernel_size[0], self.stride[0], 0.0) if self.same else input
-        return F.conv2d(x, (self.weight - mean) / deviation, None, self.stride, self.padding)
+        return (self.weight - mean) / deviation
 
 
 class Bottleneck(nn.Module):
@@ -116,10 +121,21 @@ class Head(nn.Module):
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
-        self.fc = nn.Conv2d(config.channels[-1], config.num_classes, 1) if config.num_classes else None
+        self.fc = classifier(config)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, C') → (B, K)
         return x if self.fc is None else self.fc(x[:, :, None, None]).flatten(1)
+
+
+def classifier(config: ResNetConfig) -> nn.Conv2d | None:
+    """Return a new layer of zeros from pooled features to logits; None where there are no classes."""
+    if not config.num_classes:
+        return None
+    layer = nn.Conv2d(config.feature_width, config.num_classes, 1)
+    nn.init.zeros_(layer.weight)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def trunk(config: ResNetConfig, in_channels: int) -> Trunk | Stem:
@@ -127,7 +143,7 @@ def trunk(config: ResNetConfig, in_channels: int) -> Trunk | Stem:
     return Trunk(config, in_channels) if config.layers else Stem(config, in_channels)
 
 
-class ResNet(Trunk):
+class ResNet(Trunk, ImageModel):
     """BiT: the trunk, a last norm, global average pooling and a linear head."""
 
     def __init__(self, config: ResNetConfig) -> None:
@@ -137,37 +153,70 @@ class ResNet(Trunk):
         self.head = Head(config)
         initialize(self)
 
-    def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) → (B, K)
-        return self.forward_head(self.forward_features(x))
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, C, H, W) → (B, K)
+        return self.forward_head(self.forward_features(x, mask), mask)
 
-    def forward_features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the last feature map (B, C', H/32, W/32), normalised."""
-        if x.ndim != 4 or x.shape[1] != self.config.in_channels:
-            raise ModelError(
-                f"input of shape {tuple(x.shape)} does not fit: expected (B, {self.config.in_channels}, H, W)"
-            )
+        self._check_input(x, mask)
         x = super().forward(x)
         return x if self.norm is None else F.relu(self.norm(x))
 
-    def pool(self, features: Tensor) -> Tensor:
-        """Return the mean over the feature map (B, C')."""
-        return features.mean(dim=(2, 3))
-
-    def forward_head(self, features: Tensor) -> Tensor:
-        """Return logits (B, K), or pooled features where the model has no head."""
-        return self.head(self.pool(features))
-
-    def forward_intermediates(self, x: Tensor, layers: list[int] | None = None) -> list[Tensor]:
+    def forward_intermediates(
+        self, x: Tensor, layers: list[int] | None = None, mask: Tensor | None = None
+    ) -> list[Tensor]:
         """Return the feature maps after the chosen stages (all by default)."""
+        self._check_input(x, mask)
         x, maps = self.stem(x), []
         for stage in self.stages:
             x = stage(x)
             maps.append(x)
         return maps if layers is None else [maps[layer] for layer in layers]
 
-    def set_image_size(self, image_size: int | tuple[int, int]) -> None:
+    def pool(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the mean over the feature map (B, C')."""
+        return features.mean(dim=(2, 3))
+
+    def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return logits (B, K), or pooled features where the model has no head."""
+        return self.head(self.pool(features))
+
+    def encode(
+        self, x: Tensor, mask: Tensor | None = None, *, layer: int = -1, pooling: FeaturePooling = "model"
+    ) -> Tensor:
+        """Return the pooled feature map (B, C'), the only one vector per image that a ResNet has."""
+        if layer != -1 or pooling != "model":
+            raise ModelError("a ResNet's features are its own pooled map: leave out layer and pooling")
+        return self.pool(self.forward_features(x, mask))
+
+    def feature_maps(self, features: Tensor) -> Tensor:
+        """Return the features as they are: they are maps."""
+        return features
+
+    def fresh_classifier(self) -> nn.Module | None:
+        """Return a new head of zeros; None where there are no classes."""
+        return classifier(self.config)
+
+    def set_image_size(self, image_size: Size) -> None:
         """Record the size that figures of cost refer to: a convolutional model takes any."""
         self.config = replace(self.config, image_size=pair(image_size, "image_size"))
+
+    def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
+        """Refuse: there are no patches."""
+        raise ModelError(f"patch size {patch_size} is for a ViT, a ResNet has no patches: leave it out")
+
+    def place_tokens(self) -> None:
+        """Do nothing: convolutions need no positions."""
+
+    def _check_input(self, x: Tensor, mask: Tensor | None) -> None:
+        if x.ndim != 4 or x.shape[1] != self.config.in_channels:
+            raise ModelError(
+                f"input of shape {tuple(x.shape)} does not fit: expected (B, {self.config.in_channels}, H, W)"
+            )
+        if mask is not None:
+            raise ModelError(
+                "a ResNet can't leave out padding (resize pad): use resize cover or exact, or a ViT"
+            )
 
 
 def initialize(model: nn.Module) -> None:

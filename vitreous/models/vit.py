@@ -20,6 +20,7 @@ from vitreous.errors import ModelError
 from vitreous.models import positions
 from vitreous.models.architecture import ViTConfig, pair
 from vitreous.models.initialize import initialize
+from vitreous.models.protocol import FeaturePooling, ImageModel, Size
 from vitreous.models.resnet import trunk
 
 
@@ -186,7 +187,7 @@ class AttentionPool(nn.Module):
         return (x + self.mlp(self.norm(x))).squeeze(1)
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(ImageModel):
     """Patches in, class scores out. `config` says everything about the model's shape."""
 
     # Fixed position codes, where the kind has them: see `place_tokens`.
@@ -217,15 +218,11 @@ class VisionTransformer(nn.Module):
         self.attn_pool = AttentionPool(config) if config.pooling == "map" else None
         self.fc_norm = nn.LayerNorm(width, config.norm_eps) if config.norm_after_pool else nn.Identity()
         self.pre_logits = nn.Linear(config.pooled_width, config.pre_logits) if config.pre_logits else None
-        features, classes = config.feature_width, config.num_classes
-        self.head = nn.Linear(features, classes) if classes else nn.Identity()
+        self.head = self.fresh_classifier()
         if config.distilled:
-            self.head_dist = nn.Linear(features, classes) if classes else nn.Identity()
+            self.head_dist = self.fresh_classifier()
         self.place_tokens()
         initialize(self)
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, C, H, W) → (B, K)
-        return self.forward_head(self.forward_features(x, mask), mask)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the encoder's tokens (B, prefix + N, D); `mask` (B, N) is False for patches to ignore."""
@@ -288,34 +285,61 @@ class VisionTransformer(nn.Module):
             )
         return Geometry(rotation, offsets, F.pad(mask, (self.config.prefix, 0), value=True)[:, None, None])
 
-    def pool(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return one vector an image (B, D): y of Eq. 4."""
-        patches = tokens[:, self.config.prefix :]
-        if self.config.distilled:
+    def pool(self, features: Tensor, mask: Tensor | None = None, pooling: FeaturePooling = "model") -> Tensor:
+        """Return one vector per image (B, D): y of Eq. 4, or the tokens pooled in another way."""
+        tokens, patches = features, features[:, self.config.prefix :]
+        own = pooling == "model"
+        how = self.config.pooling if own else pooling
+        if own and self.config.distilled:
             return tokens[:, :2].mean(dim=1)
-        if self.config.pooling == "cls":
-            return tokens[:, 0]
-        if self.attn_pool is not None:
+        if own and self.attn_pool is not None:
             return self.attn_pool(patches, None if mask is None else mask[:, None, None])
+        if how == "cls":
+            return tokens[:, 0]
         if mask is None:
             mean = patches.mean(dim=1)
         else:
             weight = mask[..., None].to(patches.dtype)
             mean = (patches * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1.0)
-        return (
-            torch.cat([tokens[:, 0], mean], dim=-1)
-            if self.config.pooling == "cls_gap"
-            else self.fc_norm(mean)
-        )
+        return self.fc_norm(mean) if how == "gap" else torch.cat([tokens[:, 0], mean], dim=-1)
 
-    def forward_head(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    def encode(
+        self, x: Tensor, mask: Tensor | None = None, *, layer: int = -1, pooling: FeaturePooling = "model"
+    ) -> Tensor:
+        """Return one vector per image (B, D): the tokens after a block, normalised and pooled."""
+        if pooling in ("cls", "cls_gap") and not self.config.class_token:
+            raise ModelError(
+                f"pooling {pooling} needs a class token, which this model does not have: use gap"
+            )
+        if layer in (-1, self.config.depth - 1):
+            tokens = self.forward_features(x, mask)
+        else:
+            tokens = self.forward_intermediates(x, [layer], mask, norm=True)[0]
+        return self.pool(tokens, mask, pooling)
+
+    def feature_maps(self, features: Tensor) -> Tensor:
+        """Return the patches by place (B, D, h, w): prefix tokens are left out, frames are averaged."""
+        config = self.config
+        patches = features[:, config.prefix :].unflatten(1, (config.time_steps, *config.grid))
+        return patches.mean(dim=1).permute(0, 3, 1, 2)
+
+    def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return logits (B, K) from the encoder's tokens; of a distilled model, the mean of its two heads."""
         if self.config.distilled and self.config.num_classes:
-            return (self.head(tokens[:, 0]) + self.head_dist(tokens[:, 1])) / 2
-        y = self.pool(tokens, mask)
+            return (self.head(features[:, 0]) + self.head_dist(features[:, 1])) / 2
+        y = self.pool(features, mask)
         if self.pre_logits is not None:
             y = torch.tanh(self.pre_logits(y))
         return self.head(y)
+
+    def fresh_classifier(self) -> nn.Module:
+        """Return a new head of zeros, or nothing that stands in for it where there are no classes."""
+        if not self.config.num_classes:
+            return nn.Identity()
+        layer = nn.Linear(self.config.feature_width, self.config.num_classes)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return layer
 
     def place_tokens(self) -> None:
         """Compute the fixed position codes of the grid; they are derived, so no checkpoint holds them."""
@@ -333,14 +357,12 @@ class VisionTransformer(nn.Module):
             self.register_buffer(name, code.to(device), persistent=False)
 
     @torch.no_grad()
-    def set_image_size(self, image_size: int | tuple[int, int]) -> None:
+    def set_image_size(self, image_size: Size) -> None:
         """Take images of another size from now on; learned positions are interpolated in 2D (section 3.2)."""
         self._resize(replace(self.config, image_size=pair(image_size, "image_size")))
 
     @torch.no_grad()
-    def set_patch_size(
-        self, patch_size: int | tuple[int, int], image_size: int | tuple[int, int] | None = None
-    ) -> None:
+    def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
         """Cut images, of another size too, into other patches from now on (FlexiViT's resize of filters)."""
         size = self.config.image_size if image_size is None else pair(image_size, "image_size")
         new = replace(self.config, patch_size=pair(patch_size, "patch_size"), image_size=size)
@@ -365,17 +387,15 @@ class VisionTransformer(nn.Module):
 
     def _check_input(self, x: Tensor) -> None:
         config = self.config
-        clip = () if config.frames is None else (config.frames,)
-        if tuple(x.shape[1:]) == (config.in_channels, *clip, *config.image_size):
+        if tuple(x.shape[1:]) == config.input_shape:
             return
-        wanted = ", ".join(str(n) for n in ("B", config.in_channels, *clip, *config.image_size))
-        given = tuple(x.shape)
         remedy = "check the order of the axes"
-        if x.ndim == 2 + len(clip) + 2:
+        if x.ndim == 1 + len(config.input_shape):
             if x.shape[1] != config.in_channels:
                 remedy = f"create the model with in_channels={x.shape[1]}"
             elif tuple(x.shape[-2:]) != config.image_size:
                 remedy = f"resize the images, or call set_image_size(({x.shape[-2]}, {x.shape[-1]}))"
             else:
                 remedy = f"create the model with frames={x.shape[2]}"
-        raise ModelError(f"input of shape {given} does not fit: expected ({wanted}); {remedy}")
+        wanted = ", ".join(map(str, config.input_shape))
+        raise ModelError(f"input of shape {tuple(x.shape)} does not fit: expected (B, {wanted}); {remedy}")

@@ -39,8 +39,7 @@ def build(weights: Weights) -> Model:
     if expected != given:
         raise CheckpointError(difference(expected, given))
     model.load_state_dict(weights.tensors, strict=True, assign=True)
-    if isinstance(model, VisionTransformer):
-        model.place_tokens()
+    model.place_tokens()
     return model.eval()
 
 

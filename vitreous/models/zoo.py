@@ -164,23 +164,22 @@ def build(config: Architecture) -> "VisionTransformer | ResNet":
     from vitreous.models.resnet import ResNet
     from vitreous.models.vit import VisionTransformer
 
-    return VisionTransformer(config) if isinstance(config, ViTConfig) else ResNet(config)
+    return VisionTransformer(config) if config.kind == "vit" else ResNet(config)
 
 
 def describe(name: str) -> dict[str, str | int | float | None]:
     """Return a variant's row of `vitreous models`."""
     config = get_config(name)
-    vit = isinstance(config, ViTConfig)
     return {
         "name": name,
         "alias": next((alias for alias, known in ALIASES.items() if known == name), None),
-        "layers": config.depth if vit else sum(config.layers) * 3 + 2,
-        "width": config.width if vit else config.channels[-1],
-        "mlp": config.mlp_width if vit else None,
-        "heads": config.heads if vit else None,
+        "layers": config.layer_count,
+        "width": config.width,
+        "mlp": config.mlp_width,
+        "heads": config.heads,
         "parameters": cost.parameters(config),
         "gflops": round(cost.flops(config) / 1e9, 2),
-        "tokens": config.tokens if vit else None,
+        "tokens": config.tokens,
         "image_size": f"{config.image_size[0]}x{config.image_size[1]}",
     }
 

@@ -1,30 +1,41 @@
 """A classifier: a model with its preprocessing, class names and calibration, read from one place.
 
-`load` takes any CKPT: a sealed file, a run folder, or weights of Google, timm, Hugging Face or torchvision.
+Every probability that a user sees, wherever it is shown, comes from `Classifier.calibrated`.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor
 
-from vitreous import checkpoint, console, layouts, parallel
-from vitreous.config import Preprocessing
+from vitreous import checkpoint, layouts
 from vitreous.data.augment import EvaluationTransform, normalize
 from vitreous.data.decode import decode
 from vitreous.errors import CheckpointError, DataError, ModelError
-from vitreous.layouts import containers
-from vitreous.models import adapt
-from vitreous.models.architecture import ViTConfig
-from vitreous.models.weights import Model, Weights, build
+from vitreous.models.weights import Model, Weights
 
 Picture = str | Path | bytes | Image.Image | np.ndarray
 BATCH = 32
+
+
+class Prepared(NamedTuple):
+    """One picture, scaled and cropped or padded to the model's size."""
+
+    pixels: np.ndarray  # uint8 (H, W, C)
+    mask: np.ndarray | None  # bool (N,), False for patches that are padding; None: nothing is padded
+
+
+class Batch(NamedTuple):
+    """What the model takes, on its device."""
+
+    images: Tensor  # float32 (B, C, H, W), normalised
+    mask: Tensor | None  # bool (B, N)
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Prediction:
     top: list[tuple[str, float]]
     file: str | None = None
     labels: list[str] | None = None
-    """Of a model with several labels a picture: all that reach their thresholds, the likeliest first."""
+    """Of a model with several labels per picture: all that reach their thresholds, the likeliest first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `vitreous predict --json`."""
@@ -74,7 +85,7 @@ class Classifier:
         found: list[Prediction] = []
         for start in range(0, len(several), BATCH):
             some = several[start : start + BATCH]
-            probabilities = self.probabilities(torch.stack([self.read(picture) for picture in some]))
+            probabilities = self.probabilities(*self.collate([self.prepare(picture) for picture in some]))
             files = [str(picture) if isinstance(picture, str | Path) else None for picture in some]
             found += self.name(probabilities, files, top=top)
         return found
@@ -105,22 +116,42 @@ class Classifier:
 
     @property
     def thresholds(self) -> list[float]:
-        """The probability from which each label is given, of a model with several labels a picture."""
+        """The probability from which each label is given, of a model with several labels per picture."""
         value = self.about.get("thresholds") or [0.5] * len(self.labels)
         if not isinstance(value, list) or len(value) != len(self.labels) or not all(map(_number, value)):
-            raise CheckpointError("the thresholds are not one number a label: calibrate again")
+            raise CheckpointError("the thresholds are not one number per label: calibrate again")
         return value
 
-    @torch.inference_mode()
-    def probabilities(self, images: torch.Tensor) -> torch.Tensor:
-        """Return calibrated class probabilities (B, K) of preprocessed images (B, C, H, W), on the CPU."""
-        logits = self.model(images.to(self.device)).float() / self.temperature
-        return (logits.sigmoid() if self.multilabel else logits.softmax(-1)).cpu()
+    def prepare(self, picture: Picture) -> Prepared:
+        """Decode one picture and fit it to the model's size."""
+        if isinstance(picture, str | Path | bytes):
+            picture = decode(picture, self.preprocess.preprocessing.channels)
+        if not isinstance(picture, Image.Image | np.ndarray):
+            raise DataError(
+                f"a {type(picture).__name__} is no picture: give a path, bytes, Pillow image or array"
+            )
+        fitted = self.preprocess.fitted(picture)
+        pads = self.preprocess.preprocessing.resize == "pad"
+        mask = self.preprocess.mask(*fitted.shape[:2]) if pads else None
+        return Prepared(self.preprocess.padded(fitted), mask)
 
-    def probabilities_of(self, pixels: np.ndarray) -> torch.Tensor:
-        """Return the same of uint8 pixels (B, H, W, C) as `preprocess.pixels` gives them."""
-        images = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(self.device)
-        return self.probabilities(normalize(images, self.preprocess.preprocessing))
+    def collate(self, pictures: Sequence[Prepared]) -> Batch:
+        """Put prepared pictures together, on the model's device, and normalise them there."""
+        pixels = torch.from_numpy(np.stack([each.pixels for each in pictures])).to(self.device)
+        images = normalize(pixels.permute(0, 3, 1, 2), self.preprocess.preprocessing)
+        masks = [each.mask for each in pictures if each.mask is not None]
+        return Batch(images, torch.from_numpy(np.stack(masks)).to(self.device) if masks else None)
+
+    def calibrated(self, logits: Tensor) -> Tensor:
+        """Return the probabilities of logits (…, K): of the classes, or of each label by itself."""
+        scaled = logits.float() / self.temperature
+        return scaled.sigmoid() if self.multilabel else scaled.softmax(-1)
+
+    @torch.inference_mode()
+    def probabilities(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return calibrated probabilities (B, K) of a batch, on the CPU; `mask` is False for padding."""
+        mask = None if mask is None else mask.to(self.device)
+        return self.calibrated(self.model(images.to(self.device), mask)).cpu()
 
     def decide(self, row: Sequence[float], best: int) -> tuple[str | None, list[str] | None]:
         """Return the label of an image with these probabilities, if one is given; and all, if it may be
@@ -131,16 +162,6 @@ class Classifier:
         given = [each for each in range(len(row)) if row[each] >= max(limits[each], self.abstain)]
         several = [self.labels[each] for each in sorted(given, key=row.__getitem__, reverse=True)]
         return (several[0] if several else None), several
-
-    def read(self, picture: Picture) -> torch.Tensor:
-        """Decode and preprocess one picture: (C, H, W)."""
-        if isinstance(picture, str | Path | bytes):
-            picture = decode(picture, self.preprocess.preprocessing.channels)
-        if not isinstance(picture, Image.Image | np.ndarray):
-            raise DataError(
-                f"a {type(picture).__name__} is no picture: give a path, bytes, Pillow image or array"
-            )
-        return self.preprocess(picture)
 
     def save(self, path: str | Path, layout: str = "vitreous") -> Path:
         """Write the classifier: `vitreous` (one sealed file), `timm`, `hf`, `google` or `torchvision`."""
@@ -161,9 +182,7 @@ class Classifier:
             about=self.about,
         )
 
-    def name(
-        self, probabilities: torch.Tensor, files: Sequence[str | None], *, top: int = 5
-    ) -> list[Prediction]:
+    def name(self, probabilities: Tensor, files: Sequence[str | None], *, top: int = 5) -> list[Prediction]:
         """Turn probabilities (B, K) into predictions: the best classes by name, or an abstention."""
         best = probabilities.topk(min(top, len(self.labels))).indices.tolist()
         found = []
@@ -174,103 +193,5 @@ class Classifier:
         return found
 
 
-def load(
-    source: str | Path,
-    *,
-    num_classes: int | None = None,
-    labels: Sequence[str] | None = None,
-    image_size: int | tuple[int, int] | None = None,
-    patch_size: int | tuple[int, int] | None = None,
-    in_channels: int | None = None,
-    heads: int | None = None,
-    device: str | torch.device = "cpu",
-    verify: bool = True,
-) -> Classifier:
-    """Load a classifier from any CKPT, and fit it to another task where asked.
-
-    Args:
-        source: A file, a folder or `hf://owner/name[@revision]`; the layout is recognised from the weights.
-        num_classes: Give it a fresh, zero head of so many classes.
-        labels: Names of the classes; rows of the head whose names the source knows too are kept.
-        image_size: Resample the position embeddings in 2D to images of this height and width.
-        patch_size: Resize the patch embedding.
-        in_channels: Adapt the first filters: summed for gray, repeated and scaled for more.
-        heads: Attention heads, for bare weights of a shape that nobody published.
-        device: Where to put the model; `auto` takes a GPU where there is one.
-        verify: Compare a sealed file's tensors with their checksums.
-    """
-    place = parallel.choose_device(str(device))
-    weights, origin = _read(source, heads=heads, image_size=image_size, verify=verify)
-    model = build(weights).float()
-    names = weights.labels or _names(weights, origin)
-    said = list(weights.notes)
-    if labels is not None:
-        num_classes = len(labels) if num_classes is None else num_classes
-        if num_classes != len(labels):
-            raise ModelError(f"{len(labels)} labels for {num_classes} classes: give one name a class")
-    wanted = list(labels) if labels is not None else None
-    if num_classes is not None and (num_classes != model.config.num_classes or wanted not in (None, names)):
-        said += adapt.set_classes(model, num_classes, names, wanted)
-        names = wanted or [str(row) for row in range(num_classes)]
-    if in_channels is not None:
-        said += adapt.set_channels(model, in_channels)
-    if image_size == model.config.image_size:
-        image_size = None
-    said += adapt.set_sizes(model, image_size, patch_size)
-    _say(f"{source}: {origin} layout", said)
-    return Classifier(
-        model=model.to(place),
-        preprocess=_transform(weights.preprocessing, model),
-        labels=names,
-        about=weights.about,
-    )
-
-
-def _read(
-    source: str | Path, *, heads: int | None, image_size: int | tuple[int, int] | None, verify: bool
-) -> tuple[Weights, str]:
-    text = str(source)
-    path = containers.fetch(text) if text.startswith("hf://") else Path(source)
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist: give a file, a folder or hf://owner/name")
-    for name in ("", "best.safetensors", "model.safetensors"):
-        if (path / name).is_file() and checkpoint.is_sealed(path / name):
-            return checkpoint.read(path / name, verify=verify), "vitreous"
-    try:
-        origin, weights = layouts.read(path, {"heads": heads})
-    except CheckpointError:
-        if image_size is None:
-            raise
-        origin, weights = layouts.read(path, {"heads": heads, "image_size": image_size})
-    return weights, origin
-
-
-def _names(weights: Weights, origin: str) -> list[str]:
-    """Name the classes of a file that has none: ImageNet's where there are a thousand, else by number."""
-    count = weights.config.num_classes
-    if count == 1000 and origin != "vitreous":
-        from torchvision.models._meta import _IMAGENET_CATEGORIES
-
-        weights.notes.append("labels: ImageNet's 1,000 (the file has none)")
-        return list(_IMAGENET_CATEGORIES)
-    return [str(row) for row in range(count)]
-
-
-def _transform(preprocessing: Preprocessing | None, model: Model) -> EvaluationTransform:
-    config = model.config
-    fitted = adapt.refit(preprocessing or Preprocessing(), config.image_size, config.in_channels)
-    return EvaluationTransform(fitted, config.step if isinstance(config, ViTConfig) else (32, 32))
-
-
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-
-
-def _say(what: str, notes: list[str]) -> None:
-    """Print what was assumed, changed or left out, as a short table."""
-    if notes:
-        pairs = [note.partition(": ")[::2] for note in notes]
-        width = max(len(name) for name, _ in pairs)
-        console.note(what)
-        for name, text in pairs:
-            console.note(f"  {name:<{width}}  {text}")

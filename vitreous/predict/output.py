@@ -171,7 +171,7 @@ class _Rows:
 
 def fingerprint(classifier: Classifier) -> str:
     """Return twelve digits that change with anything that could change an answer."""
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "architecture": architecture.to_dict(classifier.model.config),
         "tensors": checkpoint.checksums(
             {name: each.cpu() for name, each in classifier.model.state_dict().items()}
@@ -181,7 +181,7 @@ def fingerprint(classifier: Classifier) -> str:
         "calibration": [classifier.temperature, classifier.abstain],
         "thresholds": classifier.thresholds if classifier.multilabel else None,
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def visible(text: str) -> str:

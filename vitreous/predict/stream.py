@@ -5,7 +5,7 @@ A file that can't be read is one entry with its reason; the others go on.
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous.errors import DataError, ModelError
 from vitreous.models import cost
-from vitreous.predict.classifier import Classifier, Prediction
+from vitreous.predict.classifier import Classifier, Prediction, Prepared
 from vitreous.predict.inputs import Item
 
 # Multiply-adds of one batch: enough to hide the cost of launching it, little enough to answer soon.
@@ -44,15 +44,15 @@ def batch_size(classifier: Classifier) -> int:
 def predict_all(
     classifier: Classifier, items: Iterable[Item], *, top: int = 5, batch: int | None = None, workers: int = 0
 ) -> Iterator[Prediction | Failure]:
-    """Yield a prediction or a failure for each item, in order; `workers` threads decode (0: one a core)."""
+    """Yield a prediction or a failure for each item, in order; `workers` threads decode (0: one per core)."""
     if not classifier.labels:
         raise ModelError("this model has no classes: load it with num_classes and train its head")
     batch = batch or batch_size(classifier)
     workers = workers or (os.cpu_count() or 1)
-    waiting: list[tuple[Item, Tensor | DataError]] = []
+    waiting: list[tuple[Item, Prepared | DataError]] = []
     for item, read in _read_ahead(classifier, items, workers, ahead=2 * batch + workers):
         waiting.append((item, read))
-        if sum(isinstance(each, Tensor) for _, each in waiting) == batch or len(waiting) >= 4 * batch:
+        if sum(isinstance(each, Prepared) for _, each in waiting) == batch or len(waiting) >= 4 * batch:
             yield from _answers(classifier, waiting, top)
             waiting = []
     yield from _answers(classifier, waiting, top)
@@ -60,9 +60,9 @@ def predict_all(
 
 def _read_ahead(
     classifier: Classifier, items: Iterable[Item], workers: int, ahead: int
-) -> Iterator[tuple[Item, Tensor | DataError]]:
+) -> Iterator[tuple[Item, Prepared | DataError]]:
     """Decode in threads (Pillow releases the interpreter's lock), at most `ahead` files before use."""
-    running: deque[tuple[Item, Future[Tensor | DataError]]] = deque()
+    running: deque[tuple[Item, Future[Prepared | DataError]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
     try:
         for item in items:
@@ -77,36 +77,36 @@ def _read_ahead(
         pool.shutdown(cancel_futures=True)
 
 
-def _read(classifier: Classifier, item: Item) -> Tensor | DataError:
+def _read(classifier: Classifier, item: Item) -> Prepared | DataError:
     try:
         if item.error is not None:
             raise DataError(item.error)
-        return classifier.read(item.file if item.data is None else item.data)
+        return classifier.prepare(item.file if item.data is None else item.data)
     except DataError as error:
         return error
 
 
 def _answers(
-    classifier: Classifier, read: list[tuple[Item, Tensor | DataError]], top: int
+    classifier: Classifier, read: list[tuple[Item, Prepared | DataError]], top: int
 ) -> Iterator[Prediction | Failure]:
-    good = [(item.file, image) for item, image in read if isinstance(image, Tensor)]
+    good = [(item.file, image) for item, image in read if isinstance(image, Prepared)]
     named: Iterator[Prediction] = iter(())
     if good:
-        probabilities = compute(classifier, torch.stack([image for _, image in good]))
+        probabilities = compute(classifier, [image for _, image in good])
         named = iter(classifier.name(probabilities, [file for file, _ in good], top=top))
     for item, image in read:
-        if isinstance(image, Tensor):
+        if isinstance(image, Prepared):
             yield next(named)
         else:
             yield Failure(item.file, str(image).removeprefix(f"{item.file}: ").removeprefix("image: "))
 
 
-def compute(classifier: Classifier, images: Tensor) -> Tensor:
+def compute(classifier: Classifier, pictures: Sequence[Prepared]) -> Tensor:
     """Return the probabilities of a batch; one that does not fit into the device's memory is halved."""
     try:
-        return classifier.probabilities(images)
+        return classifier.probabilities(*classifier.collate(pictures))
     except torch.OutOfMemoryError:
-        if len(images) == 1:
+        if len(pictures) == 1:
             raise
-    half = len(images) // 2
-    return torch.cat([compute(classifier, part) for part in (images[:half], images[half:])])
+    half = len(pictures) // 2
+    return torch.cat([compute(classifier, part) for part in (pictures[:half], pictures[half:])])

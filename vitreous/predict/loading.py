@@ -1,0 +1,116 @@
+"""Loading a classifier from any CKPT: a sealed file, a run folder, or weights of another library's layout.
+
+What was assumed, and what was changed to fit another task, is said in one short table.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from vitreous import checkpoint, console, layouts, parallel
+from vitreous.config import Preprocessing
+from vitreous.data.augment import EvaluationTransform
+from vitreous.errors import CheckpointError, ModelError
+from vitreous.layouts import containers
+from vitreous.models import adapt
+from vitreous.models.weights import Model, Weights, build
+from vitreous.predict.classifier import Classifier
+
+
+def load(
+    source: str | Path,
+    *,
+    num_classes: int | None = None,
+    labels: Sequence[str] | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+    in_channels: int | None = None,
+    heads: int | None = None,
+    device: str | torch.device = "cpu",
+    verify: bool = True,
+) -> Classifier:
+    """Load a classifier from any CKPT, and fit it to another task where asked.
+
+    Args:
+        source: A file, a folder or `hf://owner/name[@revision]`; the layout is recognised from the weights.
+        num_classes: Give it a fresh, zero head of so many classes.
+        labels: Names of the classes; rows of the head whose names the source knows too are kept.
+        image_size: Resample the position embeddings in 2D to images of this height and width.
+        patch_size: Resize the patch embedding.
+        in_channels: Adapt the first filters: summed for gray, repeated and scaled for more.
+        heads: Attention heads, for bare weights of a shape that nobody published.
+        device: Where to put the model; `auto` takes a GPU where there is one.
+        verify: Compare a sealed file's tensors with their checksums.
+    """
+    place = parallel.choose_device(str(device))
+    weights, origin = _read(source, heads=heads, image_size=image_size, verify=verify)
+    model = build(weights).float()
+    names = weights.labels or _names(weights, origin)
+    changes = list(weights.notes)
+    if labels is not None:
+        num_classes = len(labels) if num_classes is None else num_classes
+        if num_classes != len(labels):
+            raise ModelError(f"{len(labels)} labels for {num_classes} classes: give one name per class")
+    wanted = list(labels) if labels is not None else None
+    if num_classes is not None and (num_classes != model.config.num_classes or wanted not in (None, names)):
+        changes += adapt.set_classes(model, num_classes, names, wanted)
+        names = wanted or [str(row) for row in range(num_classes)]
+    if in_channels is not None:
+        changes += adapt.set_channels(model, in_channels)
+    if image_size == model.config.image_size:
+        image_size = None
+    changes += adapt.set_sizes(model, image_size, patch_size)
+    _report(f"{source}: {origin} layout", changes)
+    return Classifier(
+        model=model.to(place),
+        preprocess=_transform(weights.preprocessing, model),
+        labels=names,
+        about=weights.about,
+    )
+
+
+def _read(
+    source: str | Path, *, heads: int | None, image_size: int | tuple[int, int] | None, verify: bool
+) -> tuple[Weights, str]:
+    text = str(source)
+    path = containers.fetch(text) if text.startswith("hf://") else Path(source)
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist: give a file, a folder or hf://owner/name")
+    for name in ("", "best.safetensors", "model.safetensors"):
+        if (path / name).is_file() and checkpoint.is_sealed(path / name):
+            return checkpoint.read(path / name, verify=verify), "vitreous"
+    try:
+        origin, weights = layouts.read(path, {"heads": heads})
+    except CheckpointError:
+        if image_size is None:
+            raise
+        origin, weights = layouts.read(path, {"heads": heads, "image_size": image_size})
+    return weights, origin
+
+
+def _names(weights: Weights, origin: str) -> list[str]:
+    """Name the classes of a file that has none: ImageNet's where there are a thousand, else by number."""
+    count = weights.config.num_classes
+    if count == 1000 and origin != "vitreous":
+        from torchvision.models._meta import _IMAGENET_CATEGORIES
+
+        weights.notes.append("labels: ImageNet's 1,000 (the file has none)")
+        return list(_IMAGENET_CATEGORIES)
+    return [str(row) for row in range(count)]
+
+
+def _transform(preprocessing: Preprocessing | None, model: Model) -> EvaluationTransform:
+    config = model.config
+    fitted = adapt.refit(preprocessing or Preprocessing(), config.image_size, config.in_channels)
+    return EvaluationTransform(fitted, config.step)
+
+
+def _report(what: str, notes: list[str]) -> None:
+    """Print what was assumed, changed or left out, as a short table."""
+    if notes:
+        pairs = [note.partition(": ")[::2] for note in notes]
+        width = max(len(name) for name, _ in pairs)
+        console.note(what)
+        for name, text in pairs:
+            console.note(f"  {name:<{width}}  {text}")
