@@ -17,7 +17,7 @@ from vitreous.errors import VitreousError
 from vitreous.version import __version__
 
 if TYPE_CHECKING:
-    from vitreous.outcome import Result
+    from vitreous.training import Result
 
 Json = Annotated[bool, tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.")]
 
@@ -283,7 +283,7 @@ def train(
     Args:
         data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
     """
-    from vitreous.train import train
+    from vitreous.training import train
 
     _ended(train(data, options))
 
@@ -301,22 +301,44 @@ def finetune(
         data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10;
             or a suite of such data: a .toml file, or vtab.
     """
-    from vitreous import finetune
+    from vitreous import training
     from vitreous.evals import suite
 
     if suite.is_suite(data):
-        console.table(*suite.table(finetune.suite(checkpoint, data, options, after=_ended)))
+        console.table(*suite.table(training.suite(checkpoint, data, options, after=_ended)))
     else:
-        _ended(finetune.finetune(checkpoint, data, options))
+        _ended(training.finetune(checkpoint, data, options))
 
 
 def _ended(result: "Result") -> None:
     """Show what came of a run, and write its report."""
-    from vitreous import outcome, report
+    from vitreous import report
 
-    if result.leads:
-        outcome.show(result)
-        console.note(f"report: {report.write_run(result.folder, result.dataset)}")
+    if result.is_main:
+        _show(result)
+        console.note(f"report: {report.write_run(result.folder, result.dataset, result.classifier)}")
+
+
+def _show(result: "Result") -> None:
+    """Draw the final table of a run."""
+    figures = result.figures
+    rows: list[list[console.Cell]] = []
+    for split in ("val", "test"):
+        if split in figures:
+            found = figures[split]
+            for name in ("mean_average_precision", "accuracy", "top5", "loss"):
+                if name in found:
+                    text = f"{found[name]:.4f}" if name == "loss" else f"{found[name]:.2%}"
+                    rows.append([f"{split} {name.replace('_', ' ')}", text])
+    rows.append(["best at step", f"{figures['step']:,} of {figures['steps']:,}"])
+    rows.append(["time", console.duration(figures["seconds"])])
+    if figures.get("images_per_second"):
+        rows.append(["images/s", f"{figures['images_per_second']:,.0f}"])
+    if figures.get("mfu") is not None:
+        rows.append(["MFU (of the measured matrix rate)", f"{figures['mfu']:.1%}"])
+    rows.append(["peak memory", console.size(figures["peak_memory_bytes"])])
+    rows.append(["model", str(result.folder / "best.safetensors")])
+    console.table(["result", "value"], rows)
 
 
 def evaluate(

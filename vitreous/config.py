@@ -136,7 +136,7 @@ class TrainConfig:
     repeats: int | None = None
     """Repeated augmentation: so many differently varied copies of an image in the same batch."""
     fit: Fit | None = None
-    """cover: crop what is not square; pad: show all of it, padded and masked; stretch: to the model's size."""
+    """cover: crop what is not square; pad: show all, padded and masked; stretch: to the model's size."""
     balance: Balance | None = None
     """Against rare classes: weigh them in the loss, or draw them more often."""
     data_root: str | None = None

@@ -44,6 +44,20 @@ class Batch:
     def __len__(self) -> int:
         return len(self.images)
 
+    def parts(self, size: int) -> "list[Batch]":
+        """Temporary until the data branch is merged."""
+        if len(self) <= size:
+            return [self]
+        return [
+            Batch(
+                self.images[start : start + size],
+                self.targets[start : start + size],
+                self.indices[start : start + size],
+                None if self.mask is None else self.mask[start : start + size],
+            )
+            for start in range(0, len(self), size)
+        ]
+
 
 class _Steps(Sampler[tuple[int, int]]):
     """The (epoch, step) pairs that the workers are asked for; changed before each epoch."""

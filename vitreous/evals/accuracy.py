@@ -65,7 +65,8 @@ def most_confused(answers: Answers, labels: Sequence[str], most: int = CONFUSED)
     )
     order = np.argsort(-counts, kind="stable")[:most]
     return [
-        {"truth": labels[pairs[i, 0]], "guess": labels[pairs[i, 1]], "count": int(counts[i])} for i in order
+        {"truth": labels[int(pairs[i, 0])], "guess": labels[int(pairs[i, 1])], "count": int(counts[i])}
+        for i in order
     ]
 
 
@@ -97,8 +98,8 @@ def worst_mistakes(answers: Answers, labels: Sequence[str], most: int = WORST) -
     return [
         {
             "index": int(answers.indices[i]),
-            "truth": labels[answers.targets[i]],
-            "guess": labels[answers.guesses[i]],
+            "truth": labels[int(answers.targets[i])],
+            "guess": labels[int(answers.guesses[i])],
             "probability": float(answers.probabilities[i]),
             "loss": float(answers.losses[i]),
         }

@@ -49,9 +49,7 @@ def temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     return float(np.exp(found.x))
 
 
-def coverage_curve(
-    confidence: np.ndarray, right: np.ndarray, points: int = 20
-) -> list[dict[str, float]]:
+def coverage_curve(confidence: np.ndarray, right: np.ndarray, points: int = 20) -> list[dict[str, float]]:
     """Return accuracy when only the most confident images are answered, with the threshold that does it."""
     order = np.argsort(-confidence, kind="stable")
     running = np.cumsum(right[order]) / np.arange(1, len(order) + 1)

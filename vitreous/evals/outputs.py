@@ -106,7 +106,7 @@ def shown(
     batch_size: int = 64,
     workers: int | None = None,
 ) -> tuple[Loader, Iterator[tuple[Batch, Tensor]]]:
-    """Return a loader of the split, and its batches with their values, under a bar that shows how far it is."""
+    """Return a loader of the split, and its batches with their values, under a progress bar."""
     device = next(model.parameters()).device
     loader = Loader(
         split,

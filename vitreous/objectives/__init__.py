@@ -19,8 +19,10 @@ from vitreous.models.weights import Model
 class Evaluation(Protocol):
     """What one evaluation found."""
 
-    figures: Mapping[str, float]
-    """The few figures that a run follows: `loss`, `count`, and what the task adds."""
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """The few figures that a run follows: `loss`, `count`, and what the task adds."""
+        ...
 
     def document(self) -> dict[str, Any]:
         """Return everything that was found, for `evaluation.json` and the report."""

@@ -142,7 +142,7 @@ class Supervised(Objective):
         return Classified(collect(batches, inference.world), self.labels)
 
     def score(self, figures: Mapping[str, float]) -> list[float]:
-        """Return accuracy (of several labels: mean average precision); of equal ones the lower loss is better."""
+        """Return accuracy, or with several labels mean average precision; then the loss, lower is better."""
         return [figures[self.headline], -figures["loss"]]
 
     def sealed(self) -> dict[str, Any]:
@@ -154,8 +154,8 @@ class Supervised(Objective):
         height, width = preprocessing.image_size
         answer = "scores each of them" if self.multilabel else "answers with one of them"
         return (
-            f"An image classifier.\n"
-            f"Input: {preprocessing.channels} channels of {height}x{width} pixels; it holds its preprocessing.\n"
+            f"An image classifier, which holds its preprocessing.\n"
+            f"Input: {preprocessing.channels} channels of {height}x{width} pixels.\n"
             f"Its {len(self.labels):,} classes: {listed(self.labels)}.",
             f"It knows these classes only, and {answer} for any picture. How it does on images that differ\n"
             f"from its training images (other cameras, other light, other people) was not measured.",

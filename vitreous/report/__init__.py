@@ -6,7 +6,7 @@ report.inspect("runs/flowers/best.safetensors", ["a.jpg"], Path("inspection"))
 """
 
 from vitreous.report.document import ClassRow, Gallery, Mistake, Picture, Reliability, Report, environment
-from vitreous.report.evaluation import assess, from_evaluation, write_evaluation
+from vitreous.report.evaluation import from_evaluation, write_evaluation
 from vitreous.report.inspecting import inspect
 from vitreous.report.observe import Findings, InspectOptions, findings
 from vitreous.report.page import render, write
@@ -21,7 +21,6 @@ __all__ = [
     "Picture",
     "Reliability",
     "Report",
-    "assess",
     "environment",
     "findings",
     "from_evaluation",

@@ -1,6 +1,5 @@
 """The report of an evaluation: what `vitreous evaluate` measured, with the images that it was wrong about."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,6 @@ import numpy as np
 from vitreous import files, inspection, plot, predict
 from vitreous.data import Dataset, Split, open_data
 from vitreous.errors import DataError, VitreousError
-from vitreous.evals import accuracy, calibration, outputs
-from vitreous.models.vit import VisionTransformer
 from vitreous.predict import Classifier
 from vitreous.report.document import (
     ClassRow,
@@ -27,7 +24,6 @@ from vitreous.report.inspecting import pictures
 from vitreous.report.observe import Picked, findings
 from vitreous.report.page import write
 
-WORST = 24
 LOOKED_AT = 8
 """Images of the split whose attention is looked at."""
 NAMES = {
@@ -57,7 +53,7 @@ def write_evaluation(
     folder: Path, document: dict[str, Any], data: Dataset | None = None, command: str = ""
 ) -> Path:
     """Write `evaluation.json` and `report.html` of what `vitreous evaluate` measured; return the page."""
-    files.write_text(folder / "evaluation.json", json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    files.write_json(folder / "evaluation.json", document)
     return write(folder / "report.html", from_evaluation(document, data, command))
 
 
@@ -90,9 +86,7 @@ def measured(report: Report, document: dict[str, Any]) -> None:
     rows = document.get("per_class") or []
     report.split = str(document.get("split") or report.split)
     report.labels = document.get("labels") or [row["label"] for row in rows] or report.labels
-    if (
-        np.ndim(document.get("confusion") or 0) == 2
-    ):  # of several labels an image each has a matrix of its own
+    if np.ndim(document.get("confusion") or 0) == 2:  # of several labels per image each has its own matrix
         report.confusion = np.array(document["confusion"], np.int64)
         report.per_class = class_rows(report.confusion, report.labels)
     elif rows:
@@ -108,16 +102,6 @@ def measured(report: Report, document: dict[str, Any]) -> None:
             name: np.array([row[name] for row in bins]) for name in ("confidence", "accuracy", "count")
         }
         report.reliability = Reliability(**columns)
-
-
-def assess(classifier: Classifier, split: Split) -> dict[str, Any]:
-    """Measure a split as `vitreous evaluate` does, for a report that finds nothing measured."""
-    if split.targets.ndim != 1:
-        raise DataError("images with several labels have no confusion matrix: use `vitreous evaluate`")
-    found = outputs.logits(classifier.model, split, classifier.preprocess.preprocessing)
-    worst = accuracy.worst_mistakes(found.values, found.targets, found.indices, WORST)
-    figures = accuracy.figures(found.values, found.targets, classifier.labels)
-    return {**figures, **calibration.figures(found.values, found.targets), "worst": worst}
 
 
 def look(report: Report, classifier: Classifier, split: Split, document: dict[str, Any]) -> None:
@@ -150,7 +134,7 @@ def mistakes(classifier: Classifier, split: Split, worst: list[dict[str, Any]]) 
             image = classifier.preprocess.pixels(split.read(row["index"], channels)).copy()
         except (DataError, IndexError):
             pass  # the data has moved since: names are left
-        if image is not None and isinstance(classifier.model, VisionTransformer):
+        if image is not None and classifier.model.config.has_attention:
             batch = classifier.preprocess(image)[None].to(classifier.device)
             seen = plot.overlay(image, inspection.rollout(classifier.model, batch)[0].cpu().numpy())
         found.append(

@@ -4,27 +4,27 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitreous import journal, predict
+from vitreous import predict
 from vitreous.data import Dataset, open_data
 from vitreous.errors import VitreousError
+from vitreous.predict import Classifier
 from vitreous.report.document import Report, environment, said, warn_left_out
-from vitreous.report.evaluation import FIRST, assess, called, figure, inside, look, measured
+from vitreous.report.evaluation import FIRST, called, figure, inside, look, measured
 from vitreous.report.page import write
-
-FEW = 5_000
-"""Images of a split that are judged again where the run has not written down what the report needs."""
+from vitreous.training import journal
 
 
-def write_run(folder: Path, data: Dataset | None = None) -> Path:
+def write_run(folder: Path, data: Dataset | None = None, classifier: Classifier | None = None) -> Path:
     """Write `report.html` into a run folder and return its path."""
-    return write(folder / "report.html", from_run(folder, data))
+    return write(folder / "report.html", from_run(folder, data, classifier))
 
 
-def from_run(folder: Path, data: Dataset | None = None) -> Report:
+def from_run(folder: Path, data: Dataset | None = None, classifier: Classifier | None = None) -> Report:
     """Build the report of a run folder; without `data`, the data set that the run names is opened.
 
-    Read, where present: `config.json`, `metrics.jsonl`, `results.json`, `evaluation.json`, `check.json`,
-    `model_card.md` and `best.safetensors` (for the figures, the reliability and the mistakes' rollout).
+    Read, where present: `config.json`, `metrics.jsonl`, `results.json`, `evaluation.json` (everything that
+    was measured), `check.json`, `model_card.md`, and `best.safetensors` where no `classifier` is given: the
+    model shows what it looks at, and is not evaluated again.
     """
     config, evaluation = _json(folder / "config.json"), _json(folder / "evaluation.json")
     card = folder / "model_card.md"
@@ -41,23 +41,24 @@ def from_run(folder: Path, data: Dataset | None = None) -> Report:
     )
     measured(report, evaluation)
     if (folder / "best.safetensors").is_file():
-        _look(report, folder / "best.safetensors", config, evaluation, data)
+        model = classifier or predict.load(folder / "best.safetensors")
+        _look(report, model, config, evaluation, data)
     return report
 
 
 def _look(
-    report: Report, best: Path, config: dict[str, Any], evaluation: dict[str, Any], data: Dataset | None
+    report: Report,
+    classifier: Classifier,
+    config: dict[str, Any],
+    evaluation: dict[str, Any],
+    data: Dataset | None,
 ) -> None:
     """Add what needs the model, and the images where they can still be read."""
-    classifier = predict.load(best)
     try:
-        root, seed = config.get("data_root"), config.get("options", {}).get("seed", 0)
+        root, seed = config.get("data_root"), config.get("options", {}).get("seed") or 0
         splits = (data or open_data(config["data"], data_root=root, seed=seed)).splits
         report.split = report.split or next(name for name in ("test", "val", "train") if name in splits)
         split = splits[report.split]
-        if classifier.labels and split.targets.ndim == 1 and report.reliability is None and len(split) <= FEW:
-            evaluation = {**assess(classifier, split), "split": report.split}
-            measured(report, evaluation)
         look(report, classifier, split, evaluation)
     except (VitreousError, KeyError, StopIteration) as error:
         left_out = warn_left_out("mistakes and attention", error)

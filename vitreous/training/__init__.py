@@ -1,12 +1,12 @@
 """Training: one loop for every task, from a plan to a sealed model; the verbs `train` and `finetune`.
 
-    plan       everything that makes a run what it is; `defaults` chooses it, `recipes` repeat one
-    setup      the plan that holds, the loaders
-    loop       the story: steps, evaluations, checkpoints, signals, time
-    step       one update, decided on the device; `gradients` adds them up in parts
-    state      tensors by name and where the run is; `checkpoints` keep them
-    log        what is shown and journalled
-    results    what a run leaves behind
+plan       everything that makes a run what it is; `defaults` chooses it, `recipes` repeat one
+setup      the plan that holds, the loaders
+loop       the story: steps, evaluations, checkpoints, signals, time
+step       one update, decided on the device; `gradients` adds them up in parts
+state      tensors by name and where the run is; `checkpoints` keep them
+log        what is shown and journalled
+results    what a run leaves behind
 """
 
 from vitreous.training.finetune import finetune, suite

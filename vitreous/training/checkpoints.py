@@ -8,7 +8,6 @@ final name, synced, then renamed, and only then `.latest` moves. A name without 
 import errno
 import hashlib
 import json
-import os
 import re
 import shutil
 import warnings

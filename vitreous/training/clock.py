@@ -1,4 +1,4 @@
-"""The time of a run over all its starts, and how it is made to end with a time budget; never what is done in it."""
+"""The time of a run over all its starts, and how it ends with a time budget; never what is done in it."""
 
 import time
 from collections import deque

@@ -137,7 +137,9 @@ def _duration(options: TrainConfig, facts: Facts, pick: _Chooser) -> tuple[int |
     if options.epochs is None and (budget := pick.recipe.values.get("time_budget")) is not None:
         pick.reasons["time_budget"] = f"recipe {pick.recipe.source}"
         return None, budget
-    return pick("epochs", options.epochs, _epochs(facts), f"{facts.images:,} images on a {facts.device}"), None
+    return pick(
+        "epochs", options.epochs, _epochs(facts), f"{facts.images:,} images on a {facts.device}"
+    ), None
 
 
 def _learning_rate(
@@ -217,9 +219,7 @@ def _epochs(facts: Facts) -> int:
     return min(300, max(5, round(views / facts.images)))
 
 
-def _augment(
-    options: TrainConfig, facts: Facts, preprocessing: Preprocessing, pick: _Chooser
-) -> Augment:
+def _augment(options: TrainConfig, facts: Facts, preprocessing: Preprocessing, pick: _Chooser) -> Augment:
     """Return the augmentation in full: a preset fitted to the images, with what the user set otherwise."""
     preset: str | Augment
     if min(facts.size) < 16:

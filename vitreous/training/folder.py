@@ -1,4 +1,4 @@
-"""The run folder: held by one process at a time, started with one set of options; never what is trained in it."""
+"""The run folder: held by one process at a time, started with one set of options; never what it holds."""
 
 import fcntl
 import json
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import ResumeError
-
 
 DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none"}
 """What earlier versions wrote where the user gave nothing."""
@@ -24,7 +23,9 @@ class RunLock:
             self._file = (folder / ".lock").open("a+")
         except OSError as error:
             reason = error.strerror or str(error)
-            raise ResumeError(f"{folder} can't be used as a run folder: {reason}: give another --out") from None
+            raise ResumeError(
+                f"{folder} can't be used as a run folder: {reason}: give another --out"
+            ) from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitreous import console, objectives, optim, parallel
 from vitreous.config import TrainConfig
-from vitreous.data import Batch, Dataset, open_data
+from vitreous.data import Batch, Dataset, Loader, open_data
 from vitreous.errors import DataError
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
@@ -108,7 +108,9 @@ class Training:
     objective: Objective
     step: Step
     state: State
-    inference: Inference
+    loader: Loader
+    validation: Loader | None
+    checkpoints: Checkpoints
     # Made by `take_up`: where the run is.
     position: Position
     clock: Clock
@@ -149,7 +151,9 @@ class Training:
         self.objective = make_objective(model, plan, self.dataset)
         self.loader = setup.training_loader(self.dataset, plan, self.objective, options, world)
         judged = setup.validation_split(self.dataset)
-        self.validation = judged and setup.evaluation_loader(self.dataset, judged, plan, options, world)
+        self.validation = None
+        if judged is not None:
+            self.validation = setup.evaluation_loader(self.dataset, judged, plan, options, world)
         module = parallel.prepare(
             self.objective,
             world,
@@ -216,7 +220,7 @@ class Training:
                 self.state.clear_gradients()
                 self.clock.step() if timed else self.clock.begin()  # the first is slow for its own reasons
                 timed += 1
-                # The main rank's clock decides for all: one that left by its own would leave the rest waiting.
+                # The main rank's clock decides for all: one that left by its own would leave others waiting.
                 spent = timed > TIMED and self.clock.seconds > 0.03 * budget
                 enough = parallel.broadcast(spent, self.world)
                 if enough:
@@ -287,7 +291,7 @@ class Training:
         )
 
     def settle(self, *, everything: bool) -> bool:
-        """Read the outcomes that must have arrived; return False if the run had to go back to a checkpoint."""
+        """Read the outcomes that must have arrived; False: the run had to go back to a checkpoint."""
         while self.flights and (everything or len(self.flights) > self.lag):
             flight = self.flights.popleft()
             figures = flight.outcome.read()
@@ -360,7 +364,7 @@ class Training:
         return Flags(stop, save, late)
 
     def _keep_to_budget(self, late: bool) -> None:
-        """End a time budget in time: evaluate what there is when it is used up, else plan anew now and then."""
+        """End with the time budget: evaluate what there is once it is used up; else plan anew at times."""
         position = self.position
         if late:
             position.steps = position.step

@@ -1,4 +1,4 @@
-"""The plan of a run: everything that makes it what it is. Written down at its start, sealed as the recipe. No torch."""
+"""The plan of a run: all that makes it what it is. Written at its start, sealed as its recipe. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -58,8 +58,8 @@ class Plan:
             **{
                 **values,
                 "architecture": architecture.from_dict(values["architecture"]),
-                "preprocessing": Preprocessing(**_tuples(values["preprocessing"])),
-                "augment": Augment(**_tuples(values["augment"])),
+                "preprocessing": Preprocessing(**tuples(values["preprocessing"])),
+                "augment": Augment(**tuples(values["augment"])),
             }
         )
 
@@ -71,7 +71,8 @@ class Plan:
 NAMES = frozenset(each.name for each in fields(Plan))
 
 
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values that were read from JSON, its lists as tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 

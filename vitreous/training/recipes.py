@@ -17,7 +17,7 @@ from vitreous.errors import OptionError, nearest
 from vitreous.models import architecture
 from vitreous.models.architecture import Architecture
 from vitreous.training import tuning
-from vitreous.training.plan import NAMES
+from vitreous.training.plan import NAMES, tuples
 
 FEW = 20_000
 VIEWS = 200_000
@@ -61,9 +61,9 @@ def read(source: str) -> Recipe:
     """Return the recipe of a run folder, or of a sealed file."""
     path = Path(source)
     if not path.exists():
-        known = nearest(source, TABLE)
         raise OptionError(
-            f"no recipe {source!r}: give a run folder, a sealed file{known or ', or paper or modern to finetune'}"
+            f"no recipe {source!r}: give a run folder or a sealed file; finetune also knows "
+            f"{', '.join(TABLE)}, auto and none{nearest(source, TABLE)}"
         )
     if (path / "config.json").is_file():
         plan = json.loads((path / "config.json").read_text())["plan"]
@@ -72,13 +72,14 @@ def read(source: str) -> Recipe:
         weights = checkpoint.read(path)
         plan, shape = weights.about.get("recipe") or {}, weights.config
     else:
-        raise OptionError(f"{source} holds no recipe: give a run folder, or a sealed file that was trained here")
+        raise OptionError(
+            f"{source} holds no recipe: give a run folder, or a sealed file that was trained here"
+        )
     values = {name: value for name, value in plan.items() if name in NAMES and value is not None}
     for name in ("architecture", "preprocessing", "reasons", "tune"):
         values.pop(name, None)
     if isinstance(values.get("augment"), dict):
-        pairs = values["augment"].items()
-        values["augment"] = Augment(**{k: tuple(v) if isinstance(v, list) else v for k, v in pairs})
+        values["augment"] = Augment(**tuples(values["augment"]))
     return Recipe(source, values, shape)
 
 

@@ -42,9 +42,7 @@ class Result:
 def finished(run: Path, dataset: Dataset, world: parallel.World) -> Result | None:
     """Return the result of the run in this folder, if it has ended."""
     path = run / "results.json"
-    known = parallel.broadcast(
-        folder.read_json(path) if world.is_main and path.exists() else None, world
-    )
+    known = parallel.broadcast(folder.read_json(path) if world.is_main and path.exists() else None, world)
     return None if known is None else Result(run, dataset, known, world.is_main, str(world.device))
 
 

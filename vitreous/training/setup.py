@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from vitreous import checkpoint, console, files, parallel
-from vitreous.config import Compile, TrainConfig
+from vitreous.config import Augment, Compile, TrainConfig
 from vitreous.data import Dataset, Loader, Split
 from vitreous.data.split import ArrayImages
 from vitreous.errors import DataError
@@ -142,7 +142,9 @@ def _shown(plan: Plan, name: str) -> str:
         return f"{kind} of {cost.parameters(plan.architecture):,} parameters"
     value = getattr(plan, name) if hasattr(plan, name) else getattr(plan.architecture, name)
     if name == "augment":
-        return ", ".join(f"{key} {_text(each)}" for key, each in asdict(value).items() if each) or "none"
+        nothing = asdict(Augment(crop_scale=None, flip=0.0))
+        varied = {key: each for key, each in asdict(value).items() if each != nothing[key]}
+        return ", ".join(f"{key} {_text(each)}" for key, each in varied.items()) or "nothing is varied"
     return _text(value)
 
 
