@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from PIL import Image
 
 from tests.conftest import digits_files, randomize, train_digits
@@ -54,8 +53,8 @@ def classifier(**changes: Any) -> Classifier:
 def through_onnx(path: Path, images: list[Path]) -> tuple[list[str], np.ndarray]:
     """Go from image files to labels as somebody without vitreous would: from the file's metadata alone."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    told = json.loads(session.get_modelmeta().custom_metadata_map["vitreous"])
-    settings = told["preprocessing"]
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["vitreous"])
+    settings = facts["preprocessing"]
     height, width = settings["image_size"]
     batch = []
     for image in images:
@@ -63,12 +62,12 @@ def through_onnx(path: Path, images: list[Path]) -> tuple[list[str], np.ndarray]
         pixels = np.asarray(Image.open(image).convert(mode))
         assert pixels.shape[:2] == (height, width), "the test gives images of the model's size"
         pixels = pixels.reshape(height, width, -1)
-        if told["input"]["name"] == "images":
+        if facts["input"]["name"] == "images":
             scaled = (pixels / 255 - settings["mean"]) / settings["std"]
             pixels = scaled.transpose(2, 0, 1).astype(np.float32)
         batch.append(pixels)
-    found = np.asarray(session.run(["probabilities"], {told["input"]["name"]: np.stack(batch)})[0])
-    return [told["labels"][row] for row in found.argmax(1)], found
+    found = np.asarray(session.run(["probabilities"], {facts["input"]["name"]: np.stack(batch)})[0])
+    return [facts["labels"][row] for row in found.argmax(1)], found
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_every_kind_of_model_agrees_in_pt2_and_onnx(kind: str, pictures: list[Pa
         fitted.append(path.with_suffix(".fit.png"))
         Image.open(path).resize((width, height)).save(fitted[-1])
     labels, probabilities = through_onnx(tmp_path / "model.onnx", fitted)
-    own = source.probabilities(torch.stack([source.read(path) for path in fitted])).numpy()
+    own = source.probabilities(*source.collate([source.prepare(path) for path in fitted])).numpy()
     np.testing.assert_allclose(probabilities, own, atol=1e-4)
     assert labels == [prediction.label for prediction in source.predict(fitted)]
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == set()
@@ -159,9 +158,9 @@ def test_a_file_that_disagrees_is_not_left(
     original = export.describe
 
     def wrong(*arguments: Any, **options: Any) -> dict[str, Any]:
-        told = original(*arguments, **options)
-        told["preprocessing"]["mean"] = (0.5,)
-        return told
+        facts = original(*arguments, **options)
+        facts["preprocessing"]["mean"] = (0.5,)
+        return facts
 
     monkeypatch.setattr(export, "describe", wrong)
     for name in ("a.onnx", "a.pt2"):
@@ -180,7 +179,7 @@ def test_wrong_weights_and_swapped_labels_are_caught(digits: Classifier, tmp_pat
     other = proof.compare(train_digits(width=16, heads=2), opened, files)
     assert other.difference > 1e-3
     with pytest.raises(proof.DisagreementError):
-        proof.judge(other, "fp32", None, tmp_path / "a.pt2")
+        proof.check(other, "fp32", None, tmp_path / "a.pt2")
 
 
 def test_wrong_input_is_one_clear_line(
@@ -210,8 +209,8 @@ def test_the_verb_prints_its_proof(
     digits_files(tmp_path / "images", count=5)
     arguments = [str(saved), str(tmp_path / "a.pt2"), "--images", str(tmp_path / "images"), "--json"]
     assert cli.main(["export", *arguments]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["images"], told["label_agreement"]) == (5, 1.0) and told["largest_difference"] < 1e-5
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["images"], facts["label_agreement"]) == (5, 1.0) and facts["largest_difference"] < 1e-5
     assert cli.main(["export", *arguments]) == 1
     assert capsys.readouterr().err.startswith("error: ")
 

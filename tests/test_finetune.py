@@ -184,7 +184,9 @@ def test_several_labels_from_training_to_prediction(
     path = tmp_path / "several.onnx"
     export(classifier, path)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    shares = session.run(["probabilities"], {"images": classifier.read(picture)[None].numpy()})[0][0]
+    shares = session.run(
+        ["probabilities"], {"images": classifier.collate([classifier.prepare(picture)]).images.numpy()}
+    )[0][0]
     probabilities = dict(zip(classifier.labels, shares.tolist(), strict=True))
     assert all(
         probabilities[each["label"]] == pytest.approx(each["probability"], abs=1e-5) for each in told["top"]

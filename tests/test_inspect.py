@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from tests.test_report import ATTACK, NAMES, PIXELS, RIGHT_TO_LEFT
@@ -59,7 +58,7 @@ def test_inspect_writes_figures_numbers_and_a_page(
     for path in out.glob("*.png"):
         Image.open(path).verify()
     classifier = load(source)
-    x = torch.stack([classifier.read(path) for path in images])
+    x = classifier.collate([classifier.prepare(path) for path in images]).images
     rollouts = inspection.rollout(classifier.model, x).numpy()
     predictions = classifier.predict(images)
     for each, rollout, prediction, path in zip(

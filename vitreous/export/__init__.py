@@ -13,7 +13,6 @@ from vitreous.errors import ModelError, VitreousError
 from vitreous.export import formats, proof
 from vitreous.export.graph import Precision, Source, describe, graph
 from vitreous.files import sync_folder
-from vitreous.models.architecture import ViTConfig
 
 __all__ = ["Export", "Precision", "Source", "export"]
 
@@ -62,12 +61,12 @@ def export(
     draft.mkdir(parents=True)
     try:
         path = draft / destination.name
-        told = describe(source, pixels=pixels, precision=precision)
+        facts = describe(source, pixels=pixels, precision=precision)
         form.write(
-            graph(source, pixels=pixels, half=form.half_graph and precision == "fp16"), path, told, precision
+            graph(source, pixels=pixels, half=form.half_graph and precision == "fp16"), path, facts, precision
         )
         found = proof.compare(source, form.open(path), pictures)
-        proof.judge(found, precision, tolerance, destination)
+        proof.check(found, precision, tolerance, destination)
         size = _publish(draft, destination)
     finally:
         rmtree(draft, ignore_errors=True)
@@ -75,7 +74,7 @@ def export(
         path=destination,
         format=form.name,
         precision=precision,
-        input=told["input"]["name"],
+        input=facts["input"]["name"],
         bytes=size,
         images=len(pictures),
         largest_difference=found.difference,
@@ -90,8 +89,10 @@ def _check(source: Source, destination: Path) -> None:
         raise VitreousError(f"{destination} exists: choose another name, or remove it first")
     if not source.labels:
         raise ModelError("this model has no classes, so no label can be proven: load it with a trained head")
-    if isinstance(config, ViTConfig) and config.frames is not None:
+    if config.frames is not None:
         raise ModelError("a model of video clips can't be exported: no image file holds a clip")
+    if source.preprocess.preprocessing.resize == "pad" and not config.has_attention:
+        raise ModelError("a ResNet can't leave out padding (resize pad): use resize cover or exact, or a ViT")
     heads = [each for name, each in source.model.named_parameters() if name.startswith("head")]
     if not any(each.any() for each in heads):
         raise ModelError("the head is all zeros, and zeros agree with anything: train the model first")

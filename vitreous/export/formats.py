@@ -2,6 +2,7 @@
 
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,15 +12,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from vitreous.errors import MissingDependencyError, VitreousError
-from vitreous.export.graph import Graph, Precision
+from vitreous.export.graph import Graph, Inputs, Precision
 
 SINGLE_FILE = 2_000_000_000
 """A protobuf message ends at 2 GiB; a larger model keeps its weights in a second file, NAME.data."""
 OUTPUTS = ["logits", "probabilities"]
-Run = Callable[[np.ndarray], np.ndarray]
+Run = Callable[[Inputs], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,10 @@ class Opened:
     """An exported file in the hands of its runtime."""
 
     runtime: str
-    told: dict[str, Any]
+    facts: dict[str, Any]
+    """What the file records about itself."""
     run: Run
-    """From a batch of inputs to probabilities (B, K)."""
+    """From a batch of inputs, as arrays, to probabilities (B, K)."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Format:
     suffix: str
     precisions: tuple[Precision, ...]
     packages: tuple[str, ...]
-    write: Callable[[tuple[Graph, Tensor], Path, dict[str, Any], Precision], None]
+    write: Callable[[tuple[Graph, Inputs], Path, dict[str, Any], Precision], None]
     open: Callable[[Path], Opened]
     half_graph: bool = True
     """Whether fp16 is computed in half precision, or is how the weights are stored."""
@@ -63,7 +64,7 @@ def choose(destination: Path, precision: Precision) -> Format:
     return form
 
 
-def write_onnx(made: tuple[Graph, Tensor], path: Path, told: dict[str, Any], precision: Precision) -> None:
+def write_onnx(made: tuple[Graph, Inputs], path: Path, facts: dict[str, Any], precision: Precision) -> None:
     """Write ONNX with a dynamic batch and the labels in its metadata."""
     import onnx
 
@@ -71,12 +72,12 @@ def write_onnx(made: tuple[Graph, Tensor], path: Path, told: dict[str, Any], pre
     with _quiet():
         program = torch.onnx.export(
             graph,
-            (example,),
+            example.given(),
             dynamo=True,
             verbose=False,
-            input_names=[told["input"]["name"]],
+            input_names=input_names(facts),
             output_names=OUTPUTS,
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            dynamic_shapes=_dynamic_batch(example),
         )
         assert program is not None
         model = program.model_proto
@@ -84,9 +85,9 @@ def write_onnx(made: tuple[Graph, Tensor], path: Path, told: dict[str, Any], pre
         if precision == "int8":
             model = _quantize(model)
     onnx.helper.set_model_props(
-        model, {"vitreous": json.dumps(told), "labels": json.dumps(told["labels"], ensure_ascii=False)}
+        model, {"vitreous": json.dumps(facts), "labels": json.dumps(facts["labels"], ensure_ascii=False)}
     )
-    model.producer_name, model.producer_version = "vitreous", told["vitreous"]
+    model.producer_name, model.producer_version = "vitreous", facts["vitreous"]
     large = sum(each.numel() * each.element_size() for each in graph.parameters()) >= SINGLE_FILE
     onnx.save_model(
         model,
@@ -104,21 +105,23 @@ def open_onnx(path: Path) -> Opened:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    told = json.loads(session.get_modelmeta().custom_metadata_map["vitreous"])
-    name = session.get_inputs()[0].name
+    facts = json.loads(session.get_modelmeta().custom_metadata_map["vitreous"])
 
-    def run(batch: np.ndarray) -> np.ndarray:
-        return np.asarray(session.run(["probabilities"], {name: batch})[0])
+    def run(batch: Inputs) -> np.ndarray:
+        feed = dict(zip(input_names(facts), batch.given(), strict=True))
+        return np.asarray(session.run(["probabilities"], feed)[0])
 
-    return Opened(f"onnxruntime {onnxruntime.__version__}", told, run)
+    return Opened(f"onnxruntime {onnxruntime.__version__}", facts, run)
 
 
-def write_program(made: tuple[Graph, Tensor], path: Path, told: dict[str, Any], precision: Precision) -> None:
+def write_program(
+    made: tuple[Graph, Inputs], path: Path, facts: dict[str, Any], precision: Precision
+) -> None:
     """Write a `torch.export` program with a dynamic batch."""
     graph, example = made
     with torch.no_grad():
-        program = torch.export.export(graph, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    torch.export.save(program, str(path), extra_files={"vitreous.json": json.dumps(told)})
+        program = torch.export.export(graph, example.given(), dynamic_shapes=_dynamic_batch(example))
+    torch.export.save(program, str(path), extra_files={"vitreous.json": json.dumps(facts)})
 
 
 def open_program(path: Path) -> Opened:
@@ -126,23 +129,23 @@ def open_program(path: Path) -> Opened:
     extra = {"vitreous.json": ""}
     module = torch.export.load(str(path), extra_files=extra).module()
 
-    def run(batch: np.ndarray) -> np.ndarray:
+    def run(batch: Inputs) -> np.ndarray:
         with torch.inference_mode():
-            return module(torch.from_numpy(batch))[1].numpy()
+            return module(*map(torch.from_numpy, batch.given()))[1].numpy()
 
     return Opened(f"torch.export, torch {torch.__version__}", json.loads(extra["vitreous.json"]), run)
 
 
 def write_openvino(
-    made: tuple[Graph, Tensor], path: Path, told: dict[str, Any], precision: Precision
+    made: tuple[Graph, Inputs], path: Path, facts: dict[str, Any], precision: Precision
 ) -> None:
     """Write OpenVINO's NAME.xml and NAME.bin, by way of ONNX; fp16 is how weights are stored."""
     import openvino  # pyright: ignore[reportMissingImports]
 
     between = path.with_suffix(".onnx")
-    write_onnx(made, between, told, "fp32")
+    write_onnx(made, between, facts, "fp32")
     model = openvino.convert_model(str(between))
-    model.set_rt_info(json.dumps(told), ["vitreous"])
+    model.set_rt_info(json.dumps(facts), ["vitreous"])
     openvino.save_model(model, str(path), compress_to_fp16=precision == "fp16")
     for leftover in path.parent.glob(f"{between.name}*"):
         leftover.unlink()
@@ -154,13 +157,24 @@ def open_openvino(path: Path) -> Opened:
 
     core = openvino.Core()
     model = core.read_model(str(path))
-    told = json.loads(model.get_rt_info(["vitreous"]).astype(str))
+    facts = json.loads(model.get_rt_info(["vitreous"]).astype(str))
     compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
-    def run(batch: np.ndarray) -> np.ndarray:
-        return np.asarray(compiled(batch)["probabilities"])
+    def run(batch: Inputs) -> np.ndarray:
+        feed = dict(zip(input_names(facts), batch.given(), strict=True))
+        return np.asarray(compiled(feed)["probabilities"])
 
-    return Opened(f"openvino {openvino.__version__.partition('-')[0]}", told, run)
+    return Opened(f"openvino {openvino.__version__.partition('-')[0]}", facts, run)
+
+
+def input_names(facts: dict[str, Any]) -> list[str]:
+    """Return the names of a file's inputs, in their order."""
+    return [facts[entry]["name"] for entry in ("input", "size_input") if entry in facts]
+
+
+def _dynamic_batch(example: Inputs) -> tuple[dict[int, Any], ...]:
+    batch = torch.export.Dim("batch")
+    return tuple({0: batch} for _ in example.given())
 
 
 def _quantize(model: Any) -> Any:
@@ -206,7 +220,12 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            # Both inputs have the same batch, as is meant; the exporter warns that they share its name.
+            warnings.filterwarnings(
+                "ignore", message=".*shares the same shape constraints", category=UserWarning
+            )
+            yield
     finally:
         logging.disable(before)
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from vitreous.data.augment import EvaluationTransform
 from vitreous.data.decode import MODES, decode, read_file
 from vitreous.errors import ModelError, VitreousError
 from vitreous.export.formats import Opened
-from vitreous.export.graph import Precision, Source
+from vitreous.export.graph import Inputs, Precision, Source
 
 COUNTS: dict[Precision, int] = {"fp32": 24, "fp16": 24, "int8": 100}
 """Bundled images for a proof: agreement of 98 % can't be seen on fewer than a hundred."""
@@ -46,20 +46,18 @@ class Found:
 
 def compare(source: Source, opened: Opened, pictures: Sequence[bytes]) -> Found:
     """Run every image through both, in batches of several sizes."""
-    told = opened.told
+    facts = opened.facts
     values: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in told["preprocessing"].items()
+        name: tuple(v) if isinstance(v, list) else v for name, v in facts["preprocessing"].items()
     }
-    transform = EvaluationTransform(Preprocessing(**values), tuple(told["patch"]))
-    labels: list[str] = told["labels"]
+    transform = EvaluationTransform(Preprocessing(**values), tuple(facts["patch"]))
+    labels: list[str] = facts["labels"]
     ours, theirs = [], []
     for batch in _batches(pictures):
         decoded = [_picture(data, transform.preprocessing.channels) for data in batch]
-        ours.append(source.probabilities(torch.stack([source.read(each) for each in decoded])).numpy())
-        if told["input"]["name"] == "pixels":
-            theirs.append(opened.run(np.stack([transform.pixels(each) for each in decoded])))
-        else:
-            theirs.append(opened.run(torch.stack([transform(each) for each in decoded]).numpy()))
+        own = source.collate([source.prepare(each) for each in decoded])
+        ours.append(source.probabilities(*own).numpy())
+        theirs.append(opened.run(_inputs(transform, decoded, facts)))
     mine, other = np.concatenate(ours), np.concatenate(theirs)
     if mine.shape != other.shape or not np.isfinite(other).all() or labels != source.labels:
         return Found(opened.runtime, float("inf"), 0.0)
@@ -67,7 +65,19 @@ def compare(source: Source, opened: Opened, pictures: Sequence[bytes]) -> Found:
     return Found(opened.runtime, float(np.abs(mine - other).max()), agreement)
 
 
-def judge(found: Found, precision: Precision, tolerance: float | None, destination: Path) -> None:
+def _inputs(
+    transform: EvaluationTransform, pictures: Sequence[Image.Image | np.ndarray], facts: dict[str, Any]
+) -> Inputs:
+    """Return what the exported file is fed, by what it records about its inputs."""
+    fitted = [transform.fitted(each) for each in pictures]
+    pixels = [transform.padded(each) for each in fitted]
+    size = np.array([each.shape[:2] for each in fitted], np.int64) if "size_input" in facts else None
+    if facts["input"]["name"] == "pixels":
+        return Inputs(np.stack(pixels), size)
+    return Inputs(torch.stack([transform.normalized(each) for each in pixels]).numpy(), size)
+
+
+def check(found: Found, precision: Precision, tolerance: float | None, destination: Path) -> None:
     """Raise if the exported file is too far from its source."""
     allowed = TOLERANCES[precision] if tolerance is None else tolerance
     if precision == "int8":
@@ -89,20 +99,37 @@ def read(path: Path) -> bytes:
 
 
 def bundled(source: Source, count: int) -> list[bytes]:
-    """Return real images as files: digits for small models; else photographs, parts of them, digits."""
+    """Return real images as files: digits for small models; else photographs, parts of them, digits.
+
+    Where images are padded, they are cut to several aspects: a square one would show no padding.
+    """
     settings = source.preprocess.preprocessing
     size = settings.image_size if settings.resize == "none" else None
+    if settings.resize == "pad":
+        return [_encoded(each, None) for each in _first(_several_aspects(_parts(_photographs())), count)]
     small = max(settings.image_size) <= 32
     digits = (_encoded(each, size) for each in _digits())
     if small:
         return list(_first(digits, count))
-    photographs = [
-        resources.files("sklearn.datasets.images").joinpath(name).read_bytes()
-        for name in ("flower.jpg", "china.jpg")
-    ]
-    parts = (_encoded(each, size) for each in _parts([Image.open(io.BytesIO(data)) for data in photographs]))
-    whole = [_encoded(Image.open(io.BytesIO(data)), size) for data in photographs] if size else photographs
+    parts = (_encoded(each, size) for each in _parts(_photographs()))
+    whole = [_encoded(each, size) for each in _photographs()] if size else _photograph_files()
     return list(_first(chain(whole, _first(parts, count - 10), digits), count))
+
+
+def _photograph_files() -> list[bytes]:
+    folder = resources.files("sklearn.datasets.images")
+    return [folder.joinpath(name).read_bytes() for name in ("flower.jpg", "china.jpg")]
+
+
+def _photographs() -> list[Image.Image]:
+    return [Image.open(io.BytesIO(data)) for data in _photograph_files()]
+
+
+def _several_aspects(images: Iterator[Image.Image]) -> Iterator[Image.Image]:
+    """Cut images to shares of their height and width, another pair for each."""
+    shares = cycle([(1.0, 0.6), (0.35, 1.0), (1.0, 1.0), (1.0, 0.1), (0.8, 1.0)])
+    for image, (tall, wide) in zip(images, shares, strict=False):
+        yield image.crop((0, 0, max(1, round(image.width * wide)), max(1, round(image.height * tall))))
 
 
 def _digits() -> Iterator[Image.Image]:

@@ -153,15 +153,23 @@ class Classifier:
         mask = None if mask is None else mask.to(self.device)
         return self.calibrated(self.model(images.to(self.device), mask)).cpu()
 
-    def decide(self, row: Sequence[float], best: int) -> tuple[str | None, list[str] | None]:
-        """Return the label of an image with these probabilities, if one is given; and all, if it may be
-        several."""
+    def name(self, probabilities: Tensor, files: Sequence[str | None], *, top: int = 5) -> list[Prediction]:
+        """Turn probabilities (B, K) into predictions: the best classes by name, or an abstention."""
+        best = probabilities.topk(min(top, len(self.labels))).indices.tolist()
+        rows = zip(probabilities.tolist(), best, files, strict=True)
+        return [self.prediction(row, order, file) for row, order, file in rows]
+
+    def prediction(self, row: Sequence[float], order: Sequence[int], file: str | None) -> Prediction:
+        """Return what these probabilities (K,) mean, given the best classes in their order."""
+        ranked = [(self.labels[each], row[each]) for each in order]
+        best = order[0]
         if not self.multilabel:
-            return (self.labels[best] if row[best] >= self.abstain else None), None
-        limits = self.thresholds
-        given = [each for each in range(len(row)) if row[each] >= max(limits[each], self.abstain)]
+            label = self.labels[best] if row[best] >= self.abstain else None
+            return Prediction(label, row[best], ranked, file)
+        limits, abstain = self.thresholds, self.abstain
+        given = [each for each in range(len(row)) if row[each] >= max(limits[each], abstain)]
         several = [self.labels[each] for each in sorted(given, key=row.__getitem__, reverse=True)]
-        return (several[0] if several else None), several
+        return Prediction(several[0] if several else None, row[best], ranked, file, several)
 
     def save(self, path: str | Path, layout: str = "vitreous") -> Path:
         """Write the classifier: `vitreous` (one sealed file), `timm`, `hf`, `google` or `torchvision`."""
@@ -181,16 +189,6 @@ class Classifier:
             labels=self.labels or None,
             about=self.about,
         )
-
-    def name(self, probabilities: Tensor, files: Sequence[str | None], *, top: int = 5) -> list[Prediction]:
-        """Turn probabilities (B, K) into predictions: the best classes by name, or an abstention."""
-        best = probabilities.topk(min(top, len(self.labels))).indices.tolist()
-        found = []
-        for file, order, row in zip(files, best, probabilities.tolist(), strict=True):
-            label, several = self.decide(row, order[0])
-            ranked = [(self.labels[each], row[each]) for each in order]
-            found.append(Prediction(label, row[order[0]], ranked, file, several))
-        return found
 
 
 def _number(value: Any) -> bool:

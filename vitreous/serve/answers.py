@@ -74,5 +74,5 @@ IMAGES: dict[str, Any] = {
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the errors of a route; every route can meet the door keeper's."""
+    """Describe the errors of a route, with those that the guard gives on every route."""
     return {status: {"model": Problem} for status in (400, 401, 403, 500, *statuses)}

@@ -1,4 +1,4 @@
-"""The application: its routes, in the order in which a stranger would try them."""
+"""The application: its routes, from the simplest to the largest."""
 
 import asyncio
 import json
@@ -18,9 +18,11 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
 from vitreous.inspection import position_similarity
+from vitreous.inspection.attention import unwrap
 from vitreous.models.vit import VisionTransformer
 from vitreous.predict import Classifier
-from vitreous.serve import answers, bodies, looking
+from vitreous.serve import answers, bodies
+from vitreous.serve import attention as attention_rows
 from vitreous.serve.card import card
 from vitreous.serve.examples import examples
 from vitreous.serve.guard import FAILED, Guard, error_response
@@ -53,7 +55,7 @@ def create_app(
     settings: Settings | None = None,
     give_up: Callable[[BaseException], None] | None = None,
 ) -> ASGIApp:
-    """Return the ASGI application that serves one classifier; `give_up` is told if it can't warm up."""
+    """Return the ASGI application that serves one classifier; `give_up` is called if it can't warm up."""
     settings = settings or Settings()
     service = Service(classifier, name, settings)
 
@@ -81,8 +83,9 @@ def create_app(
     _errors(app)
     _state_routes(app, service)
     _image_routes(app, service)
-    if isinstance(classifier.model, VisionTransformer) and classifier.model.config.frames is None:
-        _attention_routes(app, service, classifier.model)
+    config = classifier.model.config
+    if config.has_attention and config.frames is None:
+        _attention_routes(app, service, unwrap(classifier.model))
     _page_routes(app, service)
     routes = {getattr(route, "path", "") for route in app.routes}
     inner: ASGIApp = app
@@ -112,7 +115,7 @@ def _errors(app: FastAPI) -> None:
         return error_response(refusal, request.state.request_id)
 
     async def failed(request: Request, _: Exception) -> Response:
-        return error_response(FAILED, request.state.request_id)  # raised again then, and logged by the guard
+        return error_response(FAILED, request.state.request_id)  # it is raised again, and the guard logs it
 
     app.add_exception_handler(Refusal, refused)
     app.add_exception_handler(Exception, failed)
@@ -163,14 +166,14 @@ def _image_routes(app: FastAPI, service: Service) -> None:
     app.router.routes.insert(0, PlainRoute("/predict", predict_plainly, methods=["POST"]))
 
     async def answered(request: Request, top: int) -> Response:
-        async with service.request(request) as pictures:
-            if len(pictures) == 1:
-                return _json({"predictions": [await _counted(service, service.answer(pictures[0], top))]})
-            tasks = (_or_refusal(_counted(service, service.answer(each, top))) for each in pictures)
+        async with service.request(request) as uploads:
+            if len(uploads) == 1:
+                return _json({"predictions": [await _counted(service, service.answer(uploads[0], top))]})
+            tasks = (_or_refusal(_counted(service, service.answer(each, top))) for each in uploads)
             found = await asyncio.gather(*tasks)
         entries = [
-            {"file": picture.file, "error": each.code} if isinstance(each, Refusal) else each
-            for picture, each in zip(pictures, found, strict=True)
+            {"file": upload.file, "error": each.code} if isinstance(each, Refusal) else each
+            for upload, each in zip(uploads, found, strict=True)
         ]
         refusals = [each for each in found if isinstance(each, Refusal)]
         if len(refusals) < len(found):
@@ -186,9 +189,9 @@ def _image_routes(app: FastAPI, service: Service) -> None:
     )
     async def preprocess(request: Request) -> Response:
         """Return what the model sees of an image, as PNG: resized and cropped, not yet normalised."""
-        async with service.request(request, images=1) as (picture,):
-            data = bodies.checked(picture.data)
-            seen = await asyncio.get_running_loop().run_in_executor(service.decoders, service.seen, data)
+        async with service.request(request, images=1) as (upload,):
+            data = bodies.checked(upload.data)
+            seen = await asyncio.get_running_loop().run_in_executor(service.decoders, service.as_png, data)
         return Response(seen, media_type="image/png")
 
 
@@ -210,30 +213,34 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
     )
     async def attention(
         request: Request,
-        kind: looking.Kind = "attention",
+        kind: attention_rows.Kind = "attention",
         layer: Layer = -1,  # type: ignore[valid-type]
         head: Head = "mean",  # type: ignore[valid-type]
         patch: Patch = None,  # type: ignore[valid-type]
     ) -> Response:
-        """Return where one image's tokens look: maps of a layer and head from a patch or the class token.
+        """Return what one image's tokens attend to: maps of a layer and head from a patch or the class token.
 
         `kind=rollout` multiplies the layers up to `layer`. `patch=all` gives every token's row at once, as
         little-endian half floats; the header X-Shape has its shape (heads, tokens, tokens).
         """
         number = layer % config.depth
-        async with service.request(request, images=1) as (picture,):
-            image = service.classifier.preprocess.normalized(await service.read(picture.data))
-            found = await service.look(lambda: looking.links(model, image, kind, number))
+        async with service.request(request, images=1) as (upload,):
+            images, mask = service.classifier.collate([await service.read(upload.data)])
+            found = await service.inspect(lambda: attention_rows.links(model, images, mask, kind, number))
         if patch == "all":
             if head == "mean":
                 found = found.mean(0, keepdim=True)
             shape = ",".join(map(str, found.shape))
             return Response(
-                looking.packed(found), headers={"X-Shape": shape}, media_type="application/octet-stream"
+                attention_rows.packed(found),
+                headers={"X-Shape": shape},
+                media_type="application/octet-stream",
             )
         default = "class" if config.class_token else "mean"
-        rows = looking.choose(found, config, "all" if kind == "rollout" else head, patch or default)
-        return _json({"kind": kind, "layer": number, "grid": config.grid, **looking.maps(rows, config)})
+        rows = attention_rows.choose(found, config, "all" if kind == "rollout" else head, patch or default)
+        return _json(
+            {"kind": kind, "layer": number, "grid": config.grid, **attention_rows.maps(rows, config)}
+        )
 
     @app.get(
         "/positions",
@@ -248,7 +255,7 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
         found = torch.from_numpy(similarity.values).reshape(config.patches, config.patches)
         shape = ",".join(map(str, found.shape))
         return Response(
-            looking.packed(found), headers={"X-Shape": shape}, media_type="application/octet-stream"
+            attention_rows.packed(found), headers={"X-Shape": shape}, media_type="application/octet-stream"
         )
 
 

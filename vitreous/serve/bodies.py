@@ -32,7 +32,7 @@ WRONG_TYPE = Refusal(
 
 
 @dataclass
-class Picture:
+class Upload:
     """One encoded image, and the name that its sender gave to it."""
 
     file: str | None
@@ -49,7 +49,7 @@ def length(request: Request, settings: Settings) -> int:
     return int(announced)
 
 
-async def pictures(request: Request, settings: Settings) -> list[Picture]:
+async def uploads(request: Request, settings: Settings) -> list[Upload]:
     """Read the body, no more of it than is allowed, and return its images."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     form = kind == b"multipart/form-data"
@@ -57,7 +57,7 @@ async def pictures(request: Request, settings: Settings) -> list[Picture]:
         raise WRONG_TYPE
     body = await _body(request, settings)
     if not form:
-        return [Picture(None, body)] if body else _none()
+        return [Upload(None, body)] if body else _none()
     boundary = options.get(b"boundary")
     if not boundary or len(boundary) > 200:
         raise BAD_FORM
@@ -86,7 +86,7 @@ def checked(data: bytes) -> bytes:
     return data
 
 
-def _none() -> list[Picture]:
+def _none() -> list[Upload]:
     raise EMPTY
 
 
@@ -106,13 +106,13 @@ class _Form:
 
     boundary: bytes
     most: int
-    found: list[Picture] = field(default_factory=list)
+    found: list[Upload] = field(default_factory=list)
     header: bytes = b""
     value: bytes = b""
     headers: dict[bytes, bytes] = field(default_factory=dict)
     content: list[bytes] = field(default_factory=list)
 
-    def parse(self, body: bytes) -> list[Picture]:
+    def parse(self, body: bytes) -> list[Upload]:
         """Return the images of the form, in its order."""
         parser = MultipartParser(
             self.boundary,
@@ -155,4 +155,4 @@ class _Form:
             return
         if len(self.found) == self.most:
             raise Refusal(413, "too_many", f"the request has more than {self.most} images")
-        self.found.append(Picture(name.decode("utf-8", "replace")[:MAX_NAME], b"".join(self.content)))
+        self.found.append(Upload(name.decode("utf-8", "replace")[:MAX_NAME], b"".join(self.content)))

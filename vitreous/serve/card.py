@@ -1,32 +1,31 @@
 """The model's card, as the page and `/model` show it: what it is, what was measured, what it takes.
 
-Of what a checkpoint records beside its weights only known, harmless entries are told: the paths of whoever
-trained it are nobody's business.
+Of what a checkpoint records beside its weights only known, harmless entries are shown: the paths of whoever
+trained it stay private.
 """
 
 from dataclasses import asdict
 from typing import Any
 
 from vitreous.models import cost
-from vitreous.models.architecture import ViTConfig
+from vitreous.models.architecture import Architecture, ViTConfig
 from vitreous.predict import Classifier
 from vitreous.serve.settings import Settings
 from vitreous.version import __version__
 
-TOLD = ("name", "description", "licence", "license", "results", "step")
-RECIPE = ("model", "epochs", "steps", "batch_size", "lr", "optimizer", "seed", "objective")
+SHOWN_ENTRIES = ("name", "description", "licence", "license", "results", "step")
+SHOWN_OPTIONS = ("model", "epochs", "steps", "batch_size", "lr", "optimizer", "seed", "objective")
 
 
 def card(classifier: Classifier, name: str, settings: Settings) -> dict[str, Any]:
     """Return the JSON document of `/model`."""
     config, about = classifier.model.config, classifier.about
-    vit = isinstance(config, ViTConfig)
     recipe = about.get("recipe")
     recipe = recipe if isinstance(recipe, dict) else {}
     return {
         "name": name,
         "vitreous": __version__,
-        "kind": "hybrid" if vit and config.stem else "transformer" if vit else "resnet",
+        "kind": _kind(config),
         "parameters": cost.parameters(config),
         "gflops": round(cost.flops(config) / 1e9, 4),
         "labels": classifier.labels,
@@ -34,12 +33,20 @@ def card(classifier: Classifier, name: str, settings: Settings) -> dict[str, Any
         "temperature": classifier.temperature,
         "abstain": classifier.abstain,
         "multilabel": classifier.multilabel,
-        "attention": _attention(config) if vit and config.frames is None else None,
-        "about": {key: about[key] for key in TOLD if key in about},
-        "recipe": {key: recipe[key] for key in RECIPE if isinstance(recipe.get(key), str | int | float)},
+        "attention": _attention(config) if config.kind == "vit" and config.frames is None else None,
+        "about": {key: about[key] for key in SHOWN_ENTRIES if key in about},
+        "recipe": {
+            key: recipe[key] for key in SHOWN_OPTIONS if isinstance(recipe.get(key), str | int | float)
+        },
         "device": str(classifier.device),
         "limits": {"bytes": settings.max_body, "pixels": settings.max_pixels, "images": settings.max_images},
     }
+
+
+def _kind(config: Architecture) -> str:
+    if config.kind == "resnet":
+        return "resnet"
+    return "hybrid" if config.stem else "transformer"
 
 
 def _attention(config: ViTConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The outermost layer of every request: who may come in, what is logged and counted, what leaves in an error.
+"""The outermost layer of every request: who may use the server, what is logged and counted, what errors say.
 
 Error bodies have a fixed word, a fixed sentence and the request's id; what went wrong stays in the log.
 """
@@ -76,7 +76,7 @@ class Guard:
             refusal = self._refusal(scope, headers)
             await (error_response(refusal, request_id) if refusal else self.app)(scope, receive, send_guarded)
         except ClientDisconnect:
-            status = 499  # nobody is left to answer; the log says so in nginx's way
+            status = 499  # the client is gone; nginx's status for that
         except Exception:
             problem = traceback.format_exc()
             if not status:

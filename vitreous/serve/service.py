@@ -1,9 +1,9 @@
-"""One classifier behind a door: from encoded images to answers within a deadline. Knows of no route."""
+"""One classifier and its queue: from encoded images to answers within a deadline. Knows of no route."""
 
 import asyncio
 import io
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -11,48 +11,51 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 from starlette.requests import Request
+from torch import Tensor
 
 from vitreous.data.decode import decode
 from vitreous.errors import DataError
-from vitreous.predict import Classifier
+from vitreous.predict import Classifier, Prepared
 from vitreous.serve import bodies
-from vitreous.serve.batcher import Batcher, Door
+from vitreous.serve.admission import Admission
+from vitreous.serve.batcher import Batcher
 from vitreous.serve.guard import log
 from vitreous.serve.meters import Meters
 from vitreous.serve.settings import NOT_READY, TOO_LATE, TOO_SLOW, UNREADABLE, Refusal, Settings, overloaded
 
 Result = TypeVar("Result")
 DECODERS = 2
-LOOKERS = 8
-"""Requests for attention inside at once: one takes longer than a prediction, and the door counts in those."""
+MAX_INSPECTIONS = 8
+"""Requests for attention in progress at once: admission counts with predictions, which take less."""
 
 
 class Service:
-    """One classifier behind a door: from encoded images to answers."""
+    """One classifier and its queue: from encoded images to answers."""
 
     def __init__(self, classifier: Classifier, name: str, settings: Settings) -> None:
         self.classifier, self.name, self.settings = classifier, name, settings
-        self.meters, self.door = Meters(), Door(settings)
-        self.meters.inside.set_function(lambda: self.door.images)
-        self.batcher = Batcher(classifier.probabilities_of, self.door, self.meters.batches.observe)
+        self.meters, self.admission = Meters(), Admission(settings)
+        self.meters.inside.set_function(lambda: self.admission.images)
+        self.batcher = Batcher(self._compute, self.admission, self.meters.batches.observe)
         self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
-        self.ready, self.lookers = False, 0
+        self.ready, self.inspections = False, 0
 
     async def warm(self) -> None:
         """Measure the model, then take requests."""
         preprocessing = self.classifier.preprocess.preprocessing
-        shape = (*preprocessing.image_size, preprocessing.channels)
-        await asyncio.to_thread(self.batcher.calibrate, shape, self.classifier.device)
+        blank = np.zeros((*preprocessing.image_size, preprocessing.channels), np.uint8)
+        example = self.classifier.prepare(blank)
+        await asyncio.to_thread(self.batcher.calibrate, example, self.classifier.device)
         self.batcher.start()
         self.ready = True
         self.meters.ready.set(1)
         batcher = self.batcher
         how = "on the event loop" if batcher.inline else f"in threads: {batcher.workers}"
-        each = round(1000 * self.door.seconds_per_image, 3)
+        each = round(1000 * self.admission.seconds_per_image, 3)
         log("info", "ready", batch=self.batcher.max_batch, compute=how, milliseconds_per_image=each)
 
     def close(self) -> None:
-        """Finish what is inside."""
+        """Finish the requests in progress."""
         self.ready = False
         if self.batcher.loop is not None:
             self.batcher.stop()
@@ -61,67 +64,65 @@ class Service:
     @asynccontextmanager
     async def request(
         self, request: Request, *, images: int | None = None
-    ) -> AsyncIterator[list[bodies.Picture]]:
+    ) -> AsyncIterator[list[bodies.Upload]]:
         """Let a request in, read its body, and hold its deadline until it is answered."""
         if not self.ready:
             raise NOT_READY
         size = bodies.length(request, self.settings)
-        if not self.door.open(size) and (delay := self.door.delay()):
+        if not self.admission.has_room(size) and (delay := self.admission.refusal_delay()):
             await asyncio.sleep(delay)
-        with self.door.entry(size) as entry:
+        with self.admission.admit(size) as reservation:
             late = TOO_SLOW
             try:
                 async with asyncio.timeout(self.settings.deadline):
-                    pictures = await bodies.pictures(request, self.settings)
-                    if images is not None and len(pictures) > images:
+                    uploads = await bodies.uploads(request, self.settings)
+                    if images is not None and len(uploads) > images:
                         raise Refusal(422, "too_many", f"send {images} image")
-                    if len(pictures) > 1:
-                        entry.add(len(pictures) - 1, 0)
+                    if len(uploads) > 1:
+                        reservation.add(len(uploads) - 1, 0)
                     late = TOO_LATE
-                    yield pictures
+                    yield uploads
             except TimeoutError:
                 raise late from None
 
-    async def look(self, function: Callable[[], Result]) -> Result:
-        """Run something that looks inside the model, or refuse when several already do."""
-        if self.lookers >= LOOKERS:
-            raise overloaded(self.door.wait)
-        self.lookers += 1
+    async def inspect(self, function: Callable[[], Result]) -> Result:
+        """Run something that looks inside the model, or refuse when many are doing so."""
+        if self.inspections >= MAX_INSPECTIONS:
+            raise overloaded(self.admission.backlog_seconds)
+        self.inspections += 1
         try:
-            return await self.batcher.aside(function)
+            return await self.batcher.run_beside(function)
         finally:
-            self.lookers -= 1
+            self.inspections -= 1
 
-    async def read(self, data: bytes) -> np.ndarray:
-        """Return the pixels that the model sees; tiny images are decoded here, others in a thread."""
+    async def read(self, data: bytes) -> Prepared:
+        """Return what the model sees; tiny images are decoded here, others in a thread."""
         bodies.checked(data)
         if bodies.is_small(data):
-            return self.pixels(data)
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, self.pixels, data)
+            return self.prepare(data)
+        return await asyncio.get_running_loop().run_in_executor(self.decoders, self.prepare, data)
 
-    async def answer(self, picture: bodies.Picture, top: int) -> dict[str, Any]:
+    async def answer(self, upload: bodies.Upload, top: int) -> dict[str, Any]:
         """Return the prediction for one image."""
         arrived = time.perf_counter()
-        row = await self.batcher.submit(await self.read(picture.data), arrived)
-        labels = self.classifier.labels
+        row = await self.batcher.submit(await self.read(upload.data), arrived)
         best = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:top]
-        scores = [{"label": labels[each], "probability": row[each]} for each in best]
-        label, several = self.classifier.decide(row, best[0])
-        given = {} if several is None else {"labels": several}
-        return {"file": picture.file, "label": label, "probability": row[best[0]], "top": scores, **given}
+        return self.classifier.prediction(row, best, upload.file).to_dict()
 
-    def seen(self, data: bytes) -> bytes:
+    def as_png(self, data: bytes) -> bytes:
         """Return the pixels that the model sees, as PNG."""
-        pixels = self.pixels(data)
+        pixels = self.prepare(data).pixels
         held = io.BytesIO()
         Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(held, "PNG")
         return held.getvalue()
 
-    def pixels(self, data: bytes) -> np.ndarray:
-        """Decode, resize and crop an image: uint8 (H, W, C)."""
-        transform = self.classifier.preprocess
+    def prepare(self, data: bytes) -> Prepared:
+        """Decode an image of no more pixels than are allowed, and fit it to the model's size."""
+        channels = self.classifier.preprocess.preprocessing.channels
         try:
-            image = decode(data, transform.preprocessing.channels, max_pixels=self.settings.max_pixels)
-            return transform.pixels(image)
+            return self.classifier.prepare(decode(data, channels, max_pixels=self.settings.max_pixels))
         except DataError:
             raise UNREADABLE from None
+
+    def _compute(self, pictures: Sequence[Prepared]) -> Tensor:
+        return self.classifier.probabilities(*self.classifier.collate(pictures))

@@ -9,7 +9,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The server's limits and doors; the defaults are for one machine's own use."""
+    """The server's limits and who may use it; the defaults are for one machine's own use."""
 
     max_body: int = 16 * MEBIBYTE
     """Bytes of one request."""

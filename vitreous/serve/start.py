@@ -21,7 +21,7 @@ BACKLOG = 2048
 
 
 def serve(classifier: Classifier, name: str, host: str, port: int, settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then finish the requests that are inside, and return."""
+    """Serve until SIGTERM or SIGINT; then finish the requests in progress, and return."""
     sys.setswitchinterval(SWITCH_SECONDS)
     listener = listen(host, port)
     failures: list[BaseException] = []
@@ -54,8 +54,8 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises it again when all is done: we exit with 0
     server = uvicorn.Server(config)
-    # asyncio's own loop: uvloop is a tenth faster, but of a thousand clients it served a hundred and let the
-    # others wait for seconds, where they should be answered or refused.
+    # asyncio's own loop: uvloop is a tenth faster, but of a thousand clients it served a hundred and kept the
+    # others waiting for seconds, where they should be answered or refused.
     asyncio.run(server.serve(sockets=[listener]))
     if failures:
         raise failures[0]

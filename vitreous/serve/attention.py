@@ -1,4 +1,4 @@
-"""What the explorer page looks at: attention, rollout and positions, as arrays for one image.
+"""What the explorer page shows: attention, rollout and positions, as arrays for one image.
 
 Letters: N tokens, H heads; tokens are the prefix (class, distillation, registers), then the patches.
 """
@@ -18,11 +18,11 @@ Kind = Literal["attention", "rollout"]
 
 
 @torch.inference_mode()
-def links(model: VisionTransformer, image: Tensor, kind: Kind, layer: int) -> Tensor:
-    """Return which token looks at which: a layer's heads (H, N, N), or (1, N, N) rolled out up to it."""
-    images = image[None].to(next(model.parameters()).device)
+def links(model: VisionTransformer, images: Tensor, mask: Tensor | None, kind: Kind, layer: int) -> Tensor:
+    """Return which token attends to which, of a batch of one image: a layer's heads (H, N, N), or (1, N, N)
+    rolled out up to it."""
     reached: Tensor | None = None
-    for index, attention in enumerate(iterate_attention(model, images)):
+    for index, attention in enumerate(iterate_attention(model, images, mask)):
         if kind == "rollout":
             link = fuse(attention)[0]
             reached = link if reached is None else link @ reached
