@@ -30,7 +30,7 @@ class Gradients:
         self.module, self.objective, self.world = module, objective, world
         self.images, self.micro_batch = images, micro_batch
         self.precision: config.Precision = precision
-        self.seed, self.note = seed, note
+        self._seed, self.note = seed, note
         self._fits = world.size == 1
 
     def __call__(self, batch: Batch, step: int) -> dict[str, Tensor]:
@@ -61,7 +61,16 @@ class Gradients:
                 self._halve()
 
     def _compute(self, module: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
-        parallel.seed_step(self.seed, step, self.world.rank)  # here: what is tried twice draws the same
+        self.seed(step)  # here: what is tried twice draws the same
+        return self.add_up(batch, module)
+
+    def seed(self, step: int) -> None:
+        """Seed what a step draws: dropout and stochastic depth."""
+        parallel.seed_step(self._seed, step, self.world.rank)
+
+    def add_up(self, batch: Batch, module: nn.Module | None = None) -> dict[str, Tensor]:
+        """Compute the gradients, whatever memory there is, and return this rank's share of the figures."""
+        module = module or self.module
         figures: dict[str, Tensor] = {}
         parts = batch.parts(self.micro_batch)
         for number, part in enumerate(parts):

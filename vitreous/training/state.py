@@ -76,7 +76,13 @@ class State:
             optim.create_state(self.optimizers, keys)
         checkpoints.load(saved, self.tensors())
 
-    def update(self, step: int, refused: Tensor | None = None) -> None:
+    def set_step(self, step: int, lr: float) -> None:
+        """Set what the next update depends on: the learning rate, and how far the average follows."""
+        optim.set_learning_rate(self.optimizers, lr)
+        if self.ema:
+            self.ema.set_step(step)
+
+    def update(self, refused: Tensor | None = None) -> None:
         """Move the weights by their gradients, and their average after them.
 
         Where `refused` is given and true, on the device, nothing moves.
@@ -85,8 +91,7 @@ class State:
             optim.refuse(optimizer, refused)
             optimizer.step()
         if self.ema:
-            self.ema.update(step, refused)
-        self.objective.after_update(step, refused)
+            self.ema.update(refused)
 
     def clear_gradients(self) -> None:
         """Forget the gradients."""

@@ -22,7 +22,7 @@ class Outcome:
 
     names: tuple[str, ...]
     values: Tensor
-    ready: torch.cuda.Event | None
+    ready: torch.cuda.Event | None = None
     """When they have arrived; None: they are here."""
 
     def read(self) -> dict[str, float]:
@@ -38,41 +38,59 @@ class Step:
     def __init__(self, gradients: Gradients, state: State, *, clip: float, wait: bool) -> None:
         """`wait`: let the host see each step's outcome before it moves anything."""
         self.gradients, self.state, self.clip, self.wait = gradients, state, clip, wait
-        self._refused = torch.zeros((), dtype=torch.bool, device=gradients.world.device)
+        self.objective, self.world = gradients.objective, gradients.world
+        self.refused = torch.zeros((), dtype=torch.bool, device=self.world.device)
+        """Whether this step, or one before it since `resume`, was not finite."""
 
     def __call__(self, batch: Batch, step: int, lr: float) -> Outcome:
         """Take the step of this number; on a device the call returns before it is done."""
-        state, world = self.state, self.gradients.world
-        self.gradients.objective.train()
-        optim.set_learning_rate(state.optimizers, lr)
+        self.prepare(step, lr)
         figures = self.gradients(batch, step)
-        norm = optim.gradient_norm(state.objective.parameters())
-        refused = parallel.agree(~(torch.isfinite(figures["loss"]) & torch.isfinite(norm)), world)
+        figures = self.move(figures)
+        self.finish(step)
+        return self.deliver(tuple(figures), stacked(figures))
+
+    def prepare(self, step: int, lr: float) -> None:
+        """Set what the host knows of the step: the mode, the learning rate, the average's weight."""
+        self.objective.train()
+        self.state.set_step(step, lr)
+
+    def move(self, figures: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move the weights by their gradients, unless something is not finite; add norm and refusal."""
+        norm = optim.gradient_norm(self.objective.parameters())
+        wrong = ~(torch.isfinite(figures["loss"]) & torch.isfinite(norm))
+        self.refused.logical_or_(parallel.agree(wrong, self.world))
         if self.clip:
-            optim.clip_gradients(state.objective.parameters(), self.clip, norm)
-        self._update(step, refused)
-        state.clear_gradients()
-        return self._outcome({**figures, "gradient_norm": norm, "refused": refused})
+            optim.clip_gradients(self.objective.parameters(), self.clip, norm)
+        if not self.wait:
+            self.state.update(self.refused)
+        elif not self.refused.item():
+            self.state.update()
+        return {**figures, "gradient_norm": norm, "refused": self.refused}
+
+    def finish(self, step: int) -> None:
+        """Let the task follow the update, and forget the gradients."""
+        if not self.wait:
+            self.objective.after_update(step, self.refused)
+        elif not self.refused.item():
+            self.objective.after_update(step, None)
+        self.state.clear_gradients()
 
     def resume(self) -> None:
-        """Take steps again after one was refused."""
-        self._refused.zero_()
+        """Take steps again after one was refused, or after the state was restored."""
+        self.refused.zero_()
 
-    def _update(self, step: int, refused: Tensor) -> None:
-        if self.wait:
-            if not refused.item():
-                self.state.update(step)
-            return
-        self._refused.logical_or_(refused)
-        refused.copy_(self._refused)
-        self.state.update(step, self._refused)
-
-    def _outcome(self, figures: dict[str, Tensor]) -> Outcome:
-        values = torch.stack([value.detach().float() for value in figures.values()])
+    def deliver(self, names: tuple[str, ...], values: Tensor) -> Outcome:
+        """Send the figures to the host, without waiting for them to arrive."""
         if values.device.type != "cuda":
-            return Outcome(tuple(figures), values, None)
+            return Outcome(names, values)
         arrived = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         arrived.copy_(values, non_blocking=True)
         ready = torch.cuda.Event()
         ready.record()
-        return Outcome(tuple(figures), arrived, ready)
+        return Outcome(names, arrived, ready)
+
+
+def stacked(figures: dict[str, Tensor]) -> Tensor:
+    """Return the figures as one tensor."""
+    return torch.stack([value.detach().float() for value in figures.values()])

@@ -1,0 +1,73 @@
+"""A whole step as one CUDA graph: forward, backward and update without a gap between their kernels.
+
+The first steps run as usual, which compiles and allocates what there is to; then one is recorded, and
+replayed for every batch of the same shape.
+"""
+
+import torch
+from torch import Tensor
+
+from vitreous import parallel
+from vitreous.data import Batch
+from vitreous.training.gradients import Gradients
+from vitreous.training.state import State
+from vitreous.training.step import Outcome, Step, stacked
+
+WARM = 3
+"""Steps that are taken as usual before one is recorded."""
+
+
+class CapturedStep(Step):
+    """Takes steps by replaying a recorded one; as usual, saying so, where that can't be done."""
+
+    def __init__(self, gradients: Gradients, state: State, *, clip: float) -> None:
+        super().__init__(gradients, state, clip=clip, wait=False)
+        self.usable = True
+        self._taken = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._batch: Batch
+        self._names: tuple[str, ...] = ()
+        self._values: Tensor
+
+    def __call__(self, batch: Batch, step: int, lr: float) -> Outcome:
+        """Take the step of this number: replayed once it is recorded."""
+        if not self.usable or len(batch) > self.gradients.micro_batch:
+            return super().__call__(batch, step, lr)
+        if self._graph is None and self._taken < WARM:
+            self._taken += 1
+            return super().__call__(batch, step, lr)
+        self.prepare(step, lr)
+        if self._graph is None and not self._record(batch):
+            return super().__call__(batch, step, lr)
+        assert self._graph is not None
+        if not self._batch.fill(batch):  # of another shape: the last batch of a small set
+            return super().__call__(batch, step, lr)
+        self.gradients.seed(step)
+        self._graph.replay()
+        self.objective.after_update(step, self.refused)
+        return self.deliver(self._names, self._values)
+
+    def resume(self) -> None:
+        """Take steps again after the state was restored: what was recorded moves tensors that are gone."""
+        super().resume()
+        self._graph, self._taken = None, 0
+
+    def _record(self, batch: Batch) -> bool:
+        """Record a step on copies of this batch's tensors; nothing is computed yet."""
+        self.state.clear_gradients()
+        self._batch = batch.copy()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                figures = self.move(self.gradients.add_up(self._batch))
+                self._names, self._values = tuple(figures), stacked(figures)
+        except RuntimeError as error:
+            if parallel.out_of_memory(error):
+                torch.cuda.empty_cache()
+            self.usable = False
+            reason = str(error).splitlines()[0][:120]
+            self.gradients.note(f"steps are not recorded as one CUDA graph: {reason}")
+            self.state.clear_gradients()
+            return False
+        self._graph = graph
+        return True
