@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitreous import config
 from vitreous.errors import OptionError
+from vitreous.muon import Muon
 
 Named = Iterable[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
@@ -102,7 +102,7 @@ def build(
         )
         optimizers = [torch.optim.AdamW(rest, lr, betas=betas, fused=fused)] if rest else []
         if hidden:
-            optimizers.append(torch.optim.Muon(hidden, lr, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+            optimizers.append(Muon(hidden, lr))
     else:
         raise OptionError(f"unknown optimizer {name!r}: expected one of adamw, adam, sgd, muon")
     set_learning_rate(optimizers, lr)
@@ -151,10 +151,20 @@ def learning_rate(
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], lr: float) -> None:
-    """Give every group its share of the learning rate."""
+    """Give every group its share of the learning rate; a rate on the device is changed where it lies."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = lr * group["lr_scale"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr * group["lr_scale"])
+            else:
+                group["lr"] = lr * group["lr_scale"]
+
+
+def keep_rates_on(device: torch.device, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Turn the groups' learning rates into tensors, which a captured CUDA graph reads anew at each replay."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -216,16 +226,33 @@ class Ema:
         self.tensors: dict[str, Tensor] = {name: value.detach().clone() for name, value in self._live.items()}
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """Move the average towards the weights after step 0, 1, ...; early on it follows them closely."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        pairs = [(_local(self.tensors[name]), _local(value)) for name, value in self._live.items()]
-        floating = [(mean, value) for mean, value in pairs if mean.is_floating_point()]
-        average = get_ema_multi_avg_fn(decay)
-        average([mean for mean, _ in floating], [value.detach() for _, value in floating], None)
+    def update(self, step: int | Tensor, refused: Tensor | None = None) -> None:
+        """Move the average towards the weights after step 0, 1, ...; early on it follows them closely.
+
+        For a captured CUDA graph the step may be a tensor. Where the tensor `refused` is 1 (an optimizer's
+        `found_inf`), the average stays. Neither makes the host wait.
+        """
+        pairs = [(_local(self.tensors[name]), _local(value).detach()) for name, value in self._live.items()]
+        means = [mean for mean, _ in pairs if mean.is_floating_point()]
+        values = [value for mean, value in pairs if mean.is_floating_point()]
+        weight = self._weight(step, refused)
+        if not isinstance(weight, Tensor):
+            torch._foreach_lerp_(means, values, weight)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            changes = torch._foreach_sub(values, means)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(changes, weight)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(means, changes)  # pyright: ignore[reportPrivateImportUsage]
         for mean, value in pairs:
             if not mean.is_floating_point():
                 mean.copy_(value)
+
+    def _weight(self, step: int | Tensor, refused: Tensor | None) -> float | Tensor:
+        """Return the share of the new weights."""
+        if isinstance(step, Tensor):
+            weight = 1 - ((1 + step) / (10 + step)).clamp(max=self.decay)
+        else:
+            weight = 1 - min(self.decay, (1 + step) / (10 + step))
+        return weight if refused is None else weight * (1 - refused)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
