@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import Tiny, batch
 from vitreous import optim
@@ -298,6 +301,84 @@ def test_ema_follows_and_is_exchanged() -> None:
     assert all(torch.equal(p, live[name]) for name, p in model.named_parameters())
     with pytest.raises(OptionError, match="EMA decay 1.0"):
         optim.Ema(model, 1.0)
+
+
+def test_the_average_is_torchs_to_the_bit() -> None:
+    model, _ = twins()
+    ema = optim.Ema(model, 0.99)
+    means = [p.detach().clone() for p in model.parameters()]
+    (optimizer,) = optim.build(model.named_parameters(), lr=0.05)
+    for step in range(4):
+        train(model, lambda: optimizer.step(), steps=1)
+        ema.update(step)
+        average = get_ema_multi_avg_fn(min(0.99, (1 + step) / (10 + step)))
+        average(means, [p.detach() for p in model.parameters()], None)
+    for (name, _), mean in zip(model.named_parameters(), means, strict=True):
+        assert torch.equal(ema.tensors[name], mean)
+
+
+def test_the_average_takes_its_step_and_a_refusal_from_the_device() -> None:
+    model, _ = twins()
+    plain, on_device = optim.Ema(model, 0.3), optim.Ema(model, 0.3)
+    (optimizer,) = optim.build(model.named_parameters(), lr=0.05)
+    step, refused = torch.zeros((), dtype=torch.int64), torch.zeros(())
+    for number in range(5):
+        train(model, lambda: optimizer.step(), steps=1)
+        plain.update(number)
+        on_device.update(step, refused)
+        step += 1
+        for name, mean in plain.tensors.items():
+            torch.testing.assert_close(on_device.tensors[name], mean)
+    train(model, lambda: optimizer.step(), steps=1)
+    before = {name: mean.clone() for name, mean in on_device.tensors.items()}
+    on_device.update(step, torch.ones(()))
+    assert all(torch.equal(on_device.tensors[name], mean) for name, mean in before.items())
+    on_device.update(7, torch.zeros(()))
+    assert not torch.equal(on_device.tensors["head.weight"], before["head.weight"])
+
+
+def test_rates_on_the_device_are_changed_in_place() -> None:
+    ours, theirs = twins()
+    optimizers, references = (
+        optim.build(model.named_parameters(), "muon", lr=0.01, layer_decay=0.5) for model in (ours, theirs)
+    )
+    optim.keep_rates_on(torch.device("cpu"), optimizers)
+    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    for step in range(3):
+        for model, steppers in ((ours, optimizers), (theirs, references)):
+            optim.set_learning_rate(steppers, 0.01 / (1 + step))
+            train(model, lambda steppers=steppers: [s.step() for s in steppers], steps=1)
+    assert all(
+        a is b["lr"] for a, b in zip(rates, [g for o in optimizers for g in o.param_groups], strict=True)
+    )
+    assert_same(ours, theirs, tolerance=1e-5)
+
+
+class Counting(TorchDispatchMode):
+    """Counts operations, and refuses those that wait for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "detach" not in str(func)  # a view is no launch
+        assert "_local_scalar_dense" not in str(func), f"{func} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+def test_clipping_and_averaging_take_few_launches() -> None:
+    """As many for a deep model as for a shallow one, and no word back to the host."""
+    counts = []
+    for depth in (1, 6):
+        model = Tiny(depth=depth)
+        train(model, lambda: None, steps=1)
+        ema = optim.Ema(model, 0.99)
+        with Counting() as counter, torch.no_grad():
+            norm = optim.gradient_norm(model.parameters())
+            optim.clip_gradients(model.parameters(), 0.5, norm)
+            update = counter.count
+            ema.update(torch.tensor(3), torch.zeros(()))
+        counts.append((update, counter.count - update))
+    assert counts[0] == counts[1] and max(counts[0]) < 15
 
 
 def test_wrong_options_are_named() -> None:

@@ -64,6 +64,14 @@ class Augment:
     """Probability that an image is mixed at all, where Mixup or CutMix is on."""
     repeats: int = 1
     """Repeated augmentation: so many differently varied copies of an image in the same global batch."""
+    geometry: float = 0.0
+    """One affine map per image, for many epochs on small images. At strength 1: a shift by up to an eighth of
+    the side, and with probabilities of 40, 25 and 50 % a turn by up to 20 degrees, a shear by up to 0.3 and a
+    scaling by up to a quarter. Another strength scales the amounts. 0: none."""
+    color: float = 0.0
+    """One change of colours per image, likewise. At strength 1: brightness, contrast and saturation by up to
+    40 %, each for 40 % of the images; autocontrast for 10 %, solarize and posterize for 5 %, invert for 4 %.
+    Another strength scales the amounts of the first and the probabilities of the others. 0: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

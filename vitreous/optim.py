@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitreous import config
 from vitreous.errors import OptionError
+from vitreous.muon import Muon
 
 Named = Iterable[tuple[str, nn.Parameter]]
 Group = dict[str, Any]
@@ -74,6 +74,7 @@ def build(
     betas: tuple[float, float] = (0.9, 0.999),
     momentum: float = 0.9,
     layer_decay: float = 1.0,
+    capturable: bool = False,
 ) -> list[torch.optim.Optimizer]:
     """Build the optimizers, one but for Muon, which leaves to AdamW what is not a hidden matrix.
 
@@ -81,6 +82,7 @@ def build(
     a high weight decay of 0.1). It was Flax's Adam, whose decay is decoupled too, so it differs from `adamw`
     in name alone. `sgd` is the paper's fine-tuning (Table 4: momentum 0.9, no decay); its decay is the usual
     L2 term. `muon` scales its update to AdamW's size (arXiv 2502.16982): one learning rate serves both parts.
+    `capturable`: keep learning rates on the device, where a recorded CUDA graph reads them.
     """
     groups = parameter_groups(parameters, weight_decay=weight_decay, layer_decay=layer_decay)
     if not groups:
@@ -88,9 +90,13 @@ def build(
     fused = all(p.device.type in ("cpu", "cuda") for group in groups for _, p in group["params"])
     optimizers: list[torch.optim.Optimizer]
     if name == "adamw":
-        optimizers = [torch.optim.AdamW(groups, lr, betas=betas, fused=fused)]
+        optimizers = [torch.optim.AdamW(groups, lr, betas=betas, fused=fused, capturable=capturable)]
     elif name == "adam":
-        optimizers = [torch.optim.Adam(groups, lr, betas=betas, decoupled_weight_decay=True, fused=fused)]
+        optimizers = [
+            torch.optim.Adam(
+                groups, lr, betas=betas, decoupled_weight_decay=True, fused=fused, capturable=capturable
+            )
+        ]
     elif name == "sgd":
         whole = not any(isinstance(p, DTensor) for group in groups for _, p in group["params"])
         optimizers = [
@@ -100,13 +106,24 @@ def build(
         hidden, rest = _split(
             groups, lambda name, p: p.ndim == 2 and ".blocks." in f".{name}" and decays(name, p)
         )
-        optimizers = [torch.optim.AdamW(rest, lr, betas=betas, fused=fused)] if rest else []
+        optimizers = []
+        if rest:
+            optimizers.append(torch.optim.AdamW(rest, lr, betas=betas, fused=fused, capturable=capturable))
         if hidden:
-            optimizers.append(torch.optim.Muon(hidden, lr, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+            optimizers.append(Muon(hidden, lr))
     else:
         raise OptionError(f"unknown optimizer {name!r}: expected one of adamw, adam, sgd, muon")
+    if capturable:
+        for optimizer in optimizers:
+            optimizer._warned_capturable_if_run_uncaptured = True  # the first steps are not captured: no news
+            _keep_rates_on_device(optimizer)
     set_learning_rate(optimizers, lr)
     return optimizers
+
+
+def _keep_rates_on_device(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=group["params"][0].device)
 
 
 def _split(groups: list[Group], takes: Callable[[str, Tensor], bool]) -> tuple[list[Group], list[Group]]:
@@ -151,10 +168,13 @@ def learning_rate(
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], lr: float) -> None:
-    """Give every group its share of the learning rate."""
+    """Give every group its share of the learning rate; a rate on the device is changed where it lies."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = lr * group["lr_scale"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr * group["lr_scale"])
+            else:
+                group["lr"] = lr * group["lr_scale"]
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -227,16 +247,33 @@ class Ema:
         self.tensors: dict[str, Tensor] = {name: value.detach().clone() for name, value in self._live.items()}
 
     @torch.no_grad()
-    def update(self, step: int, refused: Tensor | None = None) -> None:
-        """Move the average towards the weights after step 0, 1, ...; early on it follows them closely."""
-        decay = min(self.decay, (1 + step) / (10 + step))
-        pairs = [(_local(self.tensors[name]), _local(value)) for name, value in self._live.items()]
-        floating = [(mean, value) for mean, value in pairs if mean.is_floating_point()]
-        average = get_ema_multi_avg_fn(decay)
-        average([mean for mean, _ in floating], [value.detach() for _, value in floating], None)
+    def update(self, step: int | Tensor, refused: Tensor | None = None) -> None:
+        """Move the average towards the weights after step 0, 1, ...; early on it follows them closely.
+
+        For a captured CUDA graph the step may be a tensor. Where the tensor `refused` is 1 (an optimizer's
+        `found_inf`), the average stays. Neither makes the host wait.
+        """
+        pairs = [(_local(self.tensors[name]), _local(value).detach()) for name, value in self._live.items()]
+        means = [mean for mean, _ in pairs if mean.is_floating_point()]
+        values = [value for mean, value in pairs if mean.is_floating_point()]
+        weight = self._weight(step, refused)
+        if not isinstance(weight, Tensor):
+            torch._foreach_lerp_(means, values, weight)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            changes = torch._foreach_sub(values, means)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(changes, weight)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(means, changes)  # pyright: ignore[reportPrivateImportUsage]
         for mean, value in pairs:
             if not mean.is_floating_point():
                 mean.copy_(value)
+
+    def _weight(self, step: int | Tensor, refused: Tensor | None) -> float | Tensor:
+        """Return the share of the new weights."""
+        if isinstance(step, Tensor):
+            weight = 1 - ((1 + step) / (10 + step)).clamp(max=self.decay)
+        else:
+            weight = 1 - min(self.decay, (1 + step) / (10 + step))
+        return weight if refused is None else weight * (1 - refused.float())
 
     @contextmanager
     def applied(self) -> Iterator[None]:

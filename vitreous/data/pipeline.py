@@ -103,7 +103,7 @@ class Pipeline:
             partner = np.array([place[int(p)] for p in paired])
         chosen, copies = indices[rows].copy(), copies[rows].copy()
         bad: list[tuple[int, str]] = []
-        if self.array is not None and (self.augment is not None or self._takes_as_is()):
+        if self.array is not None and (self.augment is not None or self.takes_as_is()):
             images, mask = self._from_arrays(epoch, chosen, copies), None
         elif self.augment is not None:
             images, mask = self._training(epoch, rows + step * self.order.batch_size, chosen, copies, bad)
@@ -115,7 +115,7 @@ class Pipeline:
             self.cache.release()
         return Raw(images, chosen, copies, partner, len(own), mask, bad)
 
-    def _takes_as_is(self) -> bool:
+    def takes_as_is(self) -> bool:
         """Tell whether evaluation leaves the pixels of an array as they are."""
         assert self.array is not None
         size = (self.array.shape[2], self.array.shape[3])
@@ -136,7 +136,7 @@ class Pipeline:
             return self._operated(
                 crop_resize(images, boxes, target, self.preprocessing.interpolation, draws.flip), draws
             )
-        if not self._takes_as_is():
+        if not self.takes_as_is():
             images = self._fit_arrays(images)
         if draws.flip.any():
             rows = torch.from_numpy(np.flatnonzero(draws.flip))
@@ -207,7 +207,7 @@ class Pipeline:
             index = int(indices[k])
             if index not in self.known_bad:
                 try:
-                    return self._load(index)
+                    return self.load(index)
                 except DataError as error:
                     self.known_bad[index] = str(error)
             bad.append((index, self.known_bad[index]))
@@ -218,7 +218,7 @@ class Pipeline:
             f"{ATTEMPTS} unreadable files in a row, the last {bad[-1][1]}: run `vitreous check` on the data"
         )
 
-    def _load(self, index: int) -> np.ndarray:
+    def load(self, index: int) -> np.ndarray:
         """Return an image's pixels (h, w, C) up to where randomness begins: that much is cached."""
         key = self.split.digests[index].tobytes()
         if self.cache is not None and (pixels := self.cache.get(key)) is not None:
@@ -254,7 +254,7 @@ class Pipeline:
         loaded, good = [], []
         for k, index in enumerate(indices.tolist()):
             try:
-                loaded.append(self._load(index))
+                loaded.append(self.load(index))
                 good.append(k)
             except DataError as error:
                 bad.append((index, str(error)))

@@ -4,6 +4,8 @@ The first steps run as usual, which compiles and allocates what there is to; the
 replayed for every batch of the same shape.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,7 @@ class CapturedStep(Step):
         if self._graph is None and not self._record(batch):
             return super().__call__(batch, step, lr)
         assert self._graph is not None
-        if not self._batch.fill(batch):  # of another shape: the last batch of a small set
+        if not _filled(self._batch, batch):  # of another shape: the last batch of a small set
             return super().__call__(batch, step, lr)
         self.gradients.seed(step)
         self._graph.replay()
@@ -55,7 +57,7 @@ class CapturedStep(Step):
     def _record(self, batch: Batch) -> bool:
         """Record a step on copies of this batch's tensors; nothing is computed yet."""
         self.state.clear_gradients()
-        self._batch = batch.copy()
+        self._batch = _copied(batch)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
@@ -71,3 +73,20 @@ class CapturedStep(Step):
             return False
         self._graph = graph
         return True
+
+
+def _copied(batch: Batch) -> Batch:
+    """Return a batch whose tensors stay where they are: what is recorded reads them there."""
+    mask = None if batch.mask is None else batch.mask.clone()
+    return replace(batch, images=batch.images.clone(), targets=batch.targets.clone(), mask=mask)
+
+
+def _filled(kept: Batch, batch: Batch) -> bool:
+    """Copy a batch into the tensors of another; False: it has another shape."""
+    pairs = [(kept.images, batch.images), (kept.targets, batch.targets)]
+    if kept.mask is not None and batch.mask is not None:
+        pairs.append((kept.mask, batch.mask))
+    if any(mine.shape != other.shape or mine.dtype != other.dtype for mine, other in pairs):
+        return False
+    torch._foreach_copy_([mine for mine, _ in pairs], [other for _, other in pairs])
+    return True

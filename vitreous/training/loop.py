@@ -22,6 +22,7 @@ from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
 from vitreous.objectives import Objective
 from vitreous.training import clock, refusal, results, setup, tuning
+from vitreous.training.capture import CapturedStep
 from vitreous.training.checkpoints import Checkpoints
 from vitreous.training.clock import Clock
 from vitreous.training.folder import RunLock
@@ -162,7 +163,7 @@ class Training:
             checkpointing=options.checkpointing,
             precision=plan.precision,
         )
-        self.state = State(self.objective, plan)
+        self.state = State(self.objective, plan, capturable=bool(self.lag))
         gradients = Gradients(
             module,
             self.objective,
@@ -173,7 +174,10 @@ class Training:
             seed=plan.seed,
             note=self.note,
         )
-        self.step = Step(gradients, self.state, clip=plan.clip, wait=not self.lag)
+        if self.lag and world.size == 1:
+            self.step = CapturedStep(gradients, self.state, clip=plan.clip)
+        else:
+            self.step = Step(gradients, self.state, clip=plan.clip, wait=not self.lag)
         self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
 
     def take_up(self, started: float, afterwards: float) -> None:

@@ -44,9 +44,12 @@ class Position:
 class State:
     """All tensors of a run by name: weights, their average, and the optimizer's state."""
 
-    def __init__(self, objective: Objective, plan: Plan) -> None:
-        self.objective, self.plan = objective, plan
+    def __init__(self, objective: Objective, plan: Plan, *, capturable: bool = False) -> None:
+        """`capturable`: keep on the device all that changes from step to step, for a recorded CUDA graph."""
+        self.objective, self.plan, self.capturable = objective, plan, capturable
         self.ema = optim.Ema(objective, plan.ema) if plan.ema else None
+        device = next(objective.parameters()).device
+        self._step: int | Tensor = torch.zeros((), device=device) if capturable else 0
         self.optimizers = self._build()
 
     def _build(self) -> list[torch.optim.Optimizer]:
@@ -56,6 +59,7 @@ class State:
             lr=self.plan.lr,
             weight_decay=self.plan.weight_decay,
             layer_decay=self.plan.layer_decay,
+            capturable=self.capturable,
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -79,8 +83,10 @@ class State:
     def set_step(self, step: int, lr: float) -> None:
         """Set what the next update depends on: the learning rate, and how far the average follows."""
         optim.set_learning_rate(self.optimizers, lr)
-        if self.ema:
-            self.ema.set_step(step)
+        if isinstance(self._step, Tensor):
+            self._step.fill_(step)
+        else:
+            self._step = step
 
     def update(self, refused: Tensor | None = None) -> None:
         """Move the weights by their gradients, and their average after them.
@@ -91,7 +97,7 @@ class State:
             optim.refuse(optimizer, refused)
             optimizer.step()
         if self.ema:
-            self.ema.update(refused)
+            self.ema.update(self._step, refused)
 
     def clear_gradients(self) -> None:
         """Forget the gradients."""

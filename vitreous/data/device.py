@@ -1,0 +1,166 @@
+"""Batches whose pixels never leave the device: a split is decoded once, kept in the device's memory, and
+augmented there.
+
+The order, the draws and the images are those of `Loader`. Producing a batch never waits for the device: what
+the host has to know (which images, how many) it computes itself.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitreous.config import Augment, Preprocessing
+from vitreous.data.augment import REPLACE
+from vitreous.data.device_augment import BatchAugment
+from vitreous.data.device_store import Progress, fill
+from vitreous.data.loader import Batch, Loader
+from vitreous.data.mix import partners
+from vitreous.data.order import share, words
+from vitreous.data.pipeline import ATTEMPTS, SUBSTITUTE
+from vitreous.data.split import Split
+from vitreous.errors import DataError
+
+
+class DeviceLoader:
+    """Iterates batches of a split as `Loader` does, from pixels that it holds on the device."""
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        preprocessing: Preprocessing,
+        augment: str | Augment = "none",
+        batch_size: int = 64,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        device: str | torch.device = "cpu",
+        training: bool = True,
+        sampler: Literal["uniform", "balanced"] = "uniform",
+        patch_size: int | tuple[int, int] = 16,
+        threads: int | None = None,
+        progress: Progress | None = None,
+        compiled: bool | None = None,
+    ) -> None:
+        """Decode the split with `threads` (None: one per processor); settings as for `Loader`.
+
+        `compiled`: fuse the augmentation with `torch.compile`; None: on CUDA.
+        """
+        self.host = Loader(
+            split,
+            preprocessing=preprocessing,
+            augment=augment,
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            training=training,
+            sampler=sampler,
+            cache=None,
+            patch_size=patch_size,
+        )
+        self.split, self.augment, self.order = split, self.host.augment, self.host.order
+        self.preprocessing, self.training = preprocessing, training
+        self.rank, self.world_size = rank, world_size
+        self.device = torch.device(device)
+        self.store, self.bad = fill(self.host.pipeline, self.device, threads=threads, progress=progress)
+        labels = torch.from_numpy(split.targets)
+        self.labels = (labels.float() if labels.ndim == 2 else labels).to(self.device)
+        settings = self.augment or Augment(crop_scale=None, flip=0.0)
+        self.batch_augment = BatchAugment(settings, preprocessing, split.classes, seed).to(self.device)
+        compiled = self.device.type == "cuda" if compiled is None else compiled
+        self._augmented = torch.compile(self.batch_augment, dynamic=False) if compiled else self.batch_augment
+        self._epoch = torch.zeros((), dtype=torch.int64, device=self.device)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch; the same on every rank."""
+        return self.order.steps
+
+    def __len__(self) -> int:
+        return self.steps_per_epoch
+
+    def files(self, indices: Tensor | np.ndarray | Sequence[int]) -> list[str]:
+        """Return the names of images, for reports."""
+        return self.host.files(indices)
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """Iterate an epoch's batches from step `start` on."""
+        return self._training(epoch, start) if self.training else self._evaluation(start)
+
+    @torch.no_grad()
+    def _training(self, epoch: int, start: int) -> Iterator[Batch]:
+        if start >= self.steps_per_epoch:
+            return
+        indices, copies = self._plan(epoch, start)
+        rows, partner = self._rows(indices.shape[1])
+        own = share(indices.shape[1], self.rank, self.world_size)
+        numbers = torch.from_numpy(indices[:, own])
+        plan = self._moved(np.stack([indices[:, rows], copies[:, rows]]))
+        others = None if partner is None else self._moved(partner)
+        self._epoch.fill_(epoch)
+        for step in range(len(indices)):
+            yield self._batch(plan[0, step], plan[1, step], others, numbers[step])
+
+    def _batch(self, indices: Tensor, copies: Tensor, partner: Tensor | None, numbers: Tensor) -> Batch:
+        images, targets = self._augmented(self.store, self.labels, indices, copies, self._epoch, partner)
+        masks = self.store.masks
+        return Batch(images, targets, numbers, None if masks is None else masks[indices[: len(numbers)]])
+
+    def _plan(self, epoch: int, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the images of the epoch's global batches and which copy each is, (steps, batch) both."""
+        batches = [self.order.batch(epoch, step) for step in range(start, self.steps_per_epoch)]
+        indices, copies = (np.stack(arrays) for arrays in zip(*batches, strict=True))
+        if self.bad:
+            unreadable = np.isin(indices, list(self.bad))
+            for step, k in np.argwhere(unreadable).tolist():
+                position = (start + step) * self.order.batch_size + k
+                indices[step, k], extra = self._substitute(epoch, position)
+                copies[step, k] += extra
+        return indices, copies
+
+    def _substitute(self, epoch: int, position: int) -> tuple[int, int]:
+        """Return the image that takes an unreadable one's place, as `Pipeline` chooses it, and what its copy
+        number grows by."""
+        for attempt in range(ATTEMPTS - 1):
+            drawn = words(self.order.seed, epoch, REPLACE, position, attempt)
+            index = int(drawn % np.uint64(self.order.count))
+            if index not in self.bad:
+                return index, (attempt + 1) * SUBSTITUTE
+        last = next(iter(self.bad.values()))
+        raise DataError(
+            f"{ATTEMPTS} unreadable files in a row, one of them {last}: run `vitreous check` on the data"
+        )
+
+    def _rows(self, count: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the rows of a global batch that this rank needs, its own first, and which of them each of
+        its own is mixed with."""
+        part = share(count, self.rank, self.world_size)
+        own = np.arange(part.start, part.stop)
+        if self.augment is None or not (self.augment.mixup > 0 or self.augment.cutmix > 0):
+            return own, None
+        paired = partners(count)[own]
+        rows = np.concatenate([own, np.setdiff1d(paired, own)])
+        return rows, (paired[:, None] == rows).argmax(1)
+
+    def _moved(self, array: np.ndarray) -> Tensor:
+        """Send an array to the device without waiting for it to arrive."""
+        tensor = torch.from_numpy(array)
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    @torch.no_grad()
+    def _evaluation(self, start: int) -> Iterator[Batch]:
+        """Iterate every readable image once, in order; a rank's batch may be empty."""
+        for step in range(start, self.steps_per_epoch):
+            indices, _ = self.order.batch(0, step)
+            own = indices[share(len(indices), self.rank, self.world_size)]
+            numbers = own[~np.isin(own, list(self.bad))]
+            chosen = self._moved(numbers)
+            pixels = self.store.pixels[chosen] * self.batch_augment.scale - self.batch_augment.shift
+            mask = None if self.store.masks is None else self.store.masks[chosen]
+            yield Batch(pixels, self.labels[chosen], torch.from_numpy(numbers), mask)

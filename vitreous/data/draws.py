@@ -1,0 +1,79 @@
+"""The draws of `order` as torch integer arithmetic: the same words and numbers bit for bit, on any device.
+
+Keys may be tensors on the device (the epoch as a 0-dimensional one), so a captured CUDA graph draws anew when
+they change. torch has no unsigned 64-bit arithmetic, but its int64 multiplication wraps, which gives the same
+bits; only the shift to the right has to be told that there is no sign.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+# Purposes that only batched augmentation draws for. They follow on `augment.REPLACE`: a stream never moves.
+NOISE, GEOMETRY, COLOR = 6, 7, 8
+
+
+def _signed(word: int) -> int:
+    """Return the int64 with the bits of an unsigned 64-bit word."""
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+FIRST, SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Shift to the right and fill with zeros, where torch's own shift would repeat the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _scramble(x: Tensor) -> Tensor:
+    """Return splitmix64's finaliser of each word, as in `order`."""
+    x = (x ^ _shifted(x, 30)) * FIRST
+    x = (x ^ _shifted(x, 27)) * SECOND
+    return x ^ _shifted(x, 31)
+
+
+def words(*keys: int | Tensor) -> Tensor:
+    """Hash broadcast integer keys to 64-bit words, the bits of `order.words` in an int64.
+
+    One key at least must be a tensor: it says on which device the words are made.
+    """
+    device = next(key.device for key in keys if isinstance(key, Tensor))
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for key in keys:
+        state = _scramble(state * 3 + key + GOLDEN)
+    return state
+
+
+def uniforms(count: int, *keys: int | Tensor) -> Tensor:
+    """Return float64 (…, count) draws in [0, 1), equal to those of `order.uniforms`."""
+    return _shifted(_numbered(count, keys), 11).double() * 2.0**-53
+
+
+def uniforms32(count: int, *keys: int | Tensor) -> Tensor:
+    """Return the same draws as float32: their first 24 bits, so at most 2**-24 lower and never 1.
+
+    Enough for a strength or a probability; a box is drawn with `uniforms`, so that it is the host's box.
+    """
+    return _shifted(_numbered(count, keys), 40).float() * 2.0**-24
+
+
+def normals(*keys: int | Tensor) -> Tensor:
+    """Return one float32 draw of the normal distribution per broadcast key, by Box and Muller's formula.
+
+    Both uniform numbers of the formula come from one word: its upper 24 bits give the radius (5.8 deviations
+    at most), its lower 24 the angle.
+    """
+    word = words(*keys)
+    radius = (_shifted(word, 40) + 1).float() * 2.0**-24  # in (0, 1]: the logarithm exists
+    angle = (word & 0xFFFFFF).float() * (2 * math.pi * 2.0**-24)
+    return (-2.0 * radius.log()).sqrt() * angle.cos()
+
+
+def _numbered(count: int, keys: tuple[int | Tensor, ...]) -> Tensor:
+    """Return (…, count) words: each key's own, folded with the numbers from 0 on."""
+    columns = [key[..., None] if isinstance(key, Tensor) else key for key in keys]
+    device = next(key.device for key in keys if isinstance(key, Tensor))
+    return words(*columns, torch.arange(count, device=device))
