@@ -120,9 +120,9 @@ class TrainConfig:
     """With --loss sigmoid: every class that is mixed into an image counts as fully there (DeiT III)."""
     seed: int | None = None
     """Of the order, the augmentation, dropout and the held-out part; None: 0, or the recipe's."""
-    augment: Literal["none", "mix", "light", "medium", "strong"] | None = None
-    """How strongly training images are varied; mix: only mixed with each other, for very small ones. The
-    options below change parts of it."""
+    augment: Literal["none", "mix", "light", "medium", "strong", "small"] | None = None
+    """How strongly training images are varied; mix: only mixed with each other, for very small ones; small:
+    for small images that are seen hundreds of times. The options below change parts of it."""
     crop_scale: tuple[float, float] | None = None
     """Part of an image's area that a random crop keeps, from and to; 0 0: no crop."""
     flip: float | None = None
@@ -143,6 +143,10 @@ class TrainConfig:
     """Probability that an image is mixed at all, where Mixup or CutMix is on."""
     repeats: int | None = None
     """Repeated augmentation: so many differently varied copies of an image in the same batch."""
+    geometry: float | None = None
+    """One affine map per image (shift, turn, shear, scale) of this strength; 1: as for CIFAR; 0: none."""
+    color: float | None = None
+    """One change of colours per image (brightness, contrast, saturation, …) of this strength; 0: none."""
     fit: Fit | None = None
     """cover: crop what is not square; pad: show all, padded and masked; stretch: to the model's size."""
     balance: Balance | None = None
@@ -153,6 +157,8 @@ class TrainConfig:
     """auto, cpu, cuda, cuda:N or mps."""
     workers: int | None = None
     """Processes that read images."""
+    pixels: Literal["auto", "device", "host"] = "auto"
+    """Where decoded images are kept and varied; auto: on a GPU where they fit into its memory."""
     precision: Precision | Literal["auto"] = "auto"
     """bf16: matrix products in bf16; auto: that where the hardware has it and it is faster."""
     compile: Compile | Literal["auto"] = "auto"

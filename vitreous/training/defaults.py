@@ -232,7 +232,7 @@ def _augment(options: TrainConfig, facts: Facts, preprocessing: Preprocessing, p
     about = {"mirror": facts.mirror, "size": facts.size, "channels": facts.channels}
     fitted = resolve(preset, **about, resize=preprocessing.resize)
     names = ("crop_scale", "flip", "randaugment", "color_jitter", "erase", "mixup", "cutmix")
-    names += ("mix_probability", "repeats")
+    names += ("mix_probability", "repeats", "geometry", "color")
     changes: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.three_augment:
         changes["three_augment"] = True

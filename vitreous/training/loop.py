@@ -21,7 +21,7 @@ from vitreous.errors import DataError
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
 from vitreous.objectives import Objective
-from vitreous.training import clock, refusal, results, setup, tuning
+from vitreous.training import clock, loaders, refusal, results, setup, tuning
 from vitreous.training.capture import CapturedStep
 from vitreous.training.checkpoints import Checkpoints
 from vitreous.training.clock import Clock
@@ -150,11 +150,11 @@ class Training:
             model.load_state_dict(dict(start.tensors))
             self.note(f"learning: {tuning.apply(model, plan.tune)}")
         self.objective = make_objective(model, plan, self.dataset)
-        self.loader = setup.training_loader(self.dataset, plan, self.objective, options, world)
-        judged = setup.validation_split(self.dataset)
+        self.loader = loaders.training_loader(self.dataset, plan, options, world, views=self.objective.views)
+        judged = loaders.validation_split(self.dataset)
         self.validation = None
         if judged is not None:
-            self.validation = setup.evaluation_loader(self.dataset, judged, plan, options, world)
+            self.validation = loaders.evaluation_loader(self.dataset, judged, plan, options, world)
         module = parallel.prepare(
             self.objective,
             world,

@@ -14,7 +14,7 @@ from vitreous.evals.outputs import Inference
 from vitreous.models import cost
 from vitreous.models.weights import Weights
 from vitreous.predict import Classifier, load
-from vitreous.training import card, folder, setup, tuning
+from vitreous.training import card, folder, loaders, tuning
 
 if TYPE_CHECKING:
     from vitreous.training.loop import Training
@@ -90,7 +90,7 @@ def conclude(training: "Training") -> Result:
     document: dict[str, Any] = {"labels": training.dataset.labels}
     split = next((name for name in ("test", "val") if name in training.dataset.splits), None)
     if split is not None:
-        loader = setup.evaluation_loader(training.dataset, split, plan, training.options, world)
+        loader = loaders.evaluation_loader(training.dataset, split, plan, training.options, world)
         inference = Inference(
             world=world, precision=plan.precision, micro_batch=training.step.gradients.micro_batch
         )

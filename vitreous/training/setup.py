@@ -15,11 +15,10 @@ from torch import Tensor
 
 from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, TrainConfig
-from vitreous.data import Dataset, Loader, Split
+from vitreous.data import Dataset, Split
 from vitreous.data.split import ArrayImages
 from vitreous.errors import DataError
 from vitreous.models import cost
-from vitreous.objectives import Objective
 from vitreous.training import defaults, folder, recipes
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.plan import Plan
@@ -27,7 +26,7 @@ from vitreous.training.recipes import Recipe
 
 # What may differ between the command that started a run and the one that goes on with it.
 FREE = {
-    *("out", "device", "workers", "micro_batch", "compile", "checkpointing", "shard"),
+    *("out", "device", "pixels", "workers", "micro_batch", "compile", "checkpointing", "shard"),
     *("save_every", "keep", "on_nan", "data_root", "tensorboard", "wandb", "mlflow"),
 }
 
@@ -154,61 +153,11 @@ def _text(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def training_loader(
-    dataset: Dataset, plan: Plan, objective: Objective, options: TrainConfig, world: parallel.World
-) -> Loader:
-    """Return the loader of training images."""
-    split = dataset.splits["train"]
-    return Loader(
-        split,
-        preprocessing=plan.preprocessing,
-        augment=plan.augment,
-        batch_size=plan.batch_size,
-        seed=plan.seed,
-        rank=world.rank,
-        world_size=world.size,
-        workers=reading_workers(split, options),
-        device=world.device,
-        sampler="balanced" if plan.balance == "sampler" else "uniform",
-        patch_size=plan.architecture.step,
-    )
-
-
-def evaluation_loader(
-    dataset: Dataset, name: str, plan: Plan, options: TrainConfig, world: parallel.World
-) -> Loader:
-    """Return a loader of a split to be evaluated: each image once."""
-    split = dataset.splits[name]
-    return Loader(
-        split,
-        preprocessing=plan.preprocessing,
-        batch_size=max(2 * plan.batch_size, world.size),
-        rank=world.rank,
-        world_size=world.size,
-        workers=reading_workers(split, options),
-        device=world.device,
-        training=False,
-        patch_size=plan.architecture.step,
-    )
-
-
 def seed(options: TrainConfig) -> int:
     """Return the seed, which the data is split by before there is a plan."""
     if options.seed is None and options.recipe and Path(options.recipe).exists():
         return recipes.read(options.recipe).values.get("seed", 0)
     return options.seed or 0
-
-
-def validation_split(dataset: Dataset) -> str | None:
-    """Return the split that a run is judged by on its way."""
-    return next((name for name in ("val", "test") if name in dataset.splits), None)
-
-
-def reading_workers(split: Split, options: TrainConfig) -> int:
-    """Return how many processes read images: arrays in memory need none."""
-    if options.workers is not None:
-        return options.workers
-    return 0 if isinstance(split.images, ArrayImages) else min(8, cores())
 
 
 def cores() -> int:
