@@ -18,7 +18,7 @@ from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
 from vitreous.predict import Classifier, load
 from vitreous.report import InspectOptions
-from vitreous.report.observe import Picked
+from vitreous.report.batches import NamedImage
 
 
 def sealed(folder: Path, name: str = "model", labels: list[str] | None = None, **changes: Any) -> Path:
@@ -146,13 +146,13 @@ def test_what_inspect_can_not_do_is_said_in_one_line(tmp_path: Path, images: lis
         report.inspect(source, [tmp_path / "text.png"], tmp_path / "out")
 
 
-def test_maps_are_judged_over_the_first_four_images_whatever_the_batch(
+def test_maps_are_scored_over_the_first_four_images_whatever_the_batch(
     tmp_path: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = sealed(tmp_path)
     five = [*images, *images[:2]]
     together = report.inspect(source, five, tmp_path / "together")["deletion"]
-    monkeypatch.setattr("vitreous.report.observe.TOKENS", 1)  # one image a batch
+    monkeypatch.setattr("vitreous.report.batches.TOKENS", 1)  # one image per batch
     apart = report.inspect(source, five, tmp_path / "apart")["deletion"]
     assert together["images"] == apart["images"] == 4
     for name, curves in together["maps"].items():
@@ -163,7 +163,34 @@ def test_maps_are_judged_over_the_first_four_images_whatever_the_batch(
 def test_memory_stays_bounded_over_many_images(tmp_path: Path) -> None:
     """Images beyond the shown ones leave their means only: no maps, no features."""
     source = sealed(tmp_path)
-    picked = [Picked(str(i), Image.fromarray(PIXELS)) for i in range(40)]
-    found = report.findings(load(source), picked)
-    assert (found.count, len(found.looked), found.judged.images) == (40, 16, 4)
+    decoded = [NamedImage(str(i), Image.fromarray(PIXELS)) for i in range(40)]
+    found = report.findings(load(source), decoded)
+    assert (found.count, len(found.images), found.map_scores.images) == (40, 16, 4)
     assert found.norms.shape == (2, 40 * 6)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"calibration": {"temperature": 5.0}},
+        {"calibration": {"temperature": 3.0}, "abstain": 0.9},
+        {"multilabel": True, "calibration": {"temperature": 2.0}, "thresholds": [0.1, 0.6, 0.4, 0.9]},
+    ],
+    ids=["temperature", "abstains", "several labels"],
+)
+def test_inspect_says_what_predict_says(tmp_path: Path, images: list[Path], about: dict[str, Any]) -> None:
+    """Temperature, abstention and several labels: nothing is computed a second time."""
+    model = tiny(num_classes=4)
+    transform = EvaluationTransform(Preprocessing(image_size=model.config.image_size), model.config.step)
+    classifier = Classifier(model, transform, ["a", "b", "c", "d"], about)
+    source = classifier.save(tmp_path / "sealed.safetensors")
+    document = report.inspect(source, images, tmp_path / "out")
+    for each, own in zip(document["images"], classifier.predict(images), strict=True):
+        assert (each["label"], each.get("labels")) == (own.label, own.labels)
+        assert each["probability"] == pytest.approx(own.probability, rel=1e-4)
+        assert [row["label"] for row in each["top"]] == [label for label, _ in own.top]
+        shown = [row["probability"] for row in each["top"]]
+        assert shown == pytest.approx([share for _, share in own.top], rel=1e-3)
+    first = [curves["deletion"][0] for curves in document["deletion"]["maps"].values()]
+    own = np.mean([each.top[0][1] for each in classifier.predict(images)])
+    assert first == pytest.approx([own] * 3, rel=1e-3), "the curves start at the same probability"

@@ -11,7 +11,7 @@ from PIL import Image
 
 from tests.conftest import randomize
 from tests.serve_client import client, post, wait_until_ready
-from vitreous import export
+from vitreous import export, report
 from vitreous.config import Preprocessing
 from vitreous.data import open_data
 from vitreous.data.augment import EvaluationTransform
@@ -19,7 +19,8 @@ from vitreous.errors import ModelError
 from vitreous.evals import outputs
 from vitreous.export.graph import Graph
 from vitreous.export.proof import DisagreementError
-from vitreous.inspection import attention_maps
+from vitreous.inspection import attention_distance, attention_maps, rollout
+from vitreous.inspection.faithfulness import removal_curves
 from vitreous.models.architecture import ResNetConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.predict import Classifier, load
@@ -104,6 +105,7 @@ def test_the_server_gives_the_same(classifier: Classifier, folder: Path) -> None
         )
         maps = post(server, files[0].read_bytes(), path="/attention?head=all").json()["maps"]
     images, mask = classifier.collate([classifier.prepare(files[0])])
+    assert mask is not None
     with torch.no_grad():
         own = attention_maps(classifier.model, images, mask)[0, -1]
     first = classifier.model.config.prefix
@@ -143,6 +145,40 @@ def test_the_proof_sees_a_mask_that_is_dropped(
     monkeypatch.setattr(Graph, "mask", lambda self, size: original(self, size) | True)
     with pytest.raises(DisagreementError, match="was not written"):
         export.export(classifier, tmp_path / "model.onnx")
+
+
+def test_inspect_leaves_the_padding_out(classifier: Classifier, folder: Path, tmp_path: Path) -> None:
+    files, logits = evaluated(classifier, folder)
+    source = classifier.save(tmp_path / "padded.safetensors")
+    found = report.inspect(source, [str(file) for file in files], tmp_path / "out")
+    shown = [each["probability"] for each in found["images"]]
+    np.testing.assert_allclose(shown, expected(logits).max(1), atol=1e-5)
+    images, mask = classifier.collate([classifier.prepare(file) for file in files])
+    assert mask is not None
+    rollouts = rollout(classifier.model, images, mask)
+    for each, own, seen in zip(found["images"], rollouts, mask, strict=True):
+        for name in each["maps"]:
+            assert (np.array(each["maps"][name]).flatten()[~seen.numpy()] == 0).all(), name
+        np.testing.assert_allclose(each["maps"]["rollout"], own, atol=1e-3)
+    far = attention_distance(classifier.model, images, mask)
+    np.testing.assert_allclose(found["attention_distance"]["values"], far, rtol=2e-3)
+
+
+def test_deletion_removes_an_images_own_patches_alone() -> None:
+    classifier = padding_classifier("plain")
+    mask = torch.ones(2, 16, dtype=torch.bool)
+    mask[0, 6:] = False
+    images, classes = torch.randn(2, 3, 32, 32), torch.tensor([0, 2])
+    order = torch.rand(2, 16).argsort(1)
+    (curve,) = removal_curves(classifier.model, images, [order], classes, 6, mask=mask)
+    for row, visible in enumerate((6, 16)):
+        own = [place for place in order[row].tolist() if mask[row, place]]
+        for step, gone in enumerate(np.linspace(0, visible - 1, 6).round().astype(int)):
+            left = torch.zeros(1, 16, dtype=torch.bool)
+            left[0, own[gone:]] = True
+            with torch.no_grad():
+                said = classifier.model(images[row : row + 1], left).softmax(-1)[0, classes[row]]
+            torch.testing.assert_close(curve[row, step], said, rtol=1e-4, atol=1e-5)
 
 
 def test_a_resnet_refuses_padding_in_one_line(folder: Path, tmp_path: Path) -> None:

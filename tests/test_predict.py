@@ -279,11 +279,11 @@ def test_a_batch_that_does_not_fit_is_halved(
     sizes: list[int] = []
     original = predict.Classifier.probabilities
 
-    def small_device(self: predict.Classifier, images: torch.Tensor) -> torch.Tensor:
+    def small_device(self: predict.Classifier, images: torch.Tensor, mask: None) -> torch.Tensor:
         sizes.append(len(images))
         if len(images) > 3:
             raise torch.OutOfMemoryError("too much")
-        return original(self, images)
+        return original(self, images, mask)
 
     files = sorted(folder.glob("*.png"))[:2] + sorted((folder / "sub").glob("*.png"))
     expected = digits.predict(files)
@@ -307,7 +307,7 @@ def test_calibration_and_abstention_come_from_the_sealed_file(
     cautious = predict.Classifier(digits.model, digits.preprocess, digits.labels, about)
     sealed = str(cautious.save(tmp_path / "cautious.safetensors"))
     status, (row,) = run_json(capsys, sealed, str(file))
-    logits = digits.model(digits.read(file)[None]).detach()
+    logits = digits.model(digits.collate([digits.prepare(file)]).images).detach()
     assert status == 0 and row["label"] is None
     assert row["probability"] == pytest.approx(float((logits / 3).softmax(-1).max()), abs=1e-6)
     assert row["top"][0]["label"] == digits.predict(file)[0].label

@@ -15,12 +15,17 @@ from vitreous.errors import VitreousError
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; on success make its content durable and move it over `path`.
 
-    On any error the temporary file is removed, and what stood at `path` before is untouched.
+    On any error the temporary file is removed, and what stood at `path` before is untouched. The file gets
+    the mode that the umask gives, whoever writes it (safetensors would hide it from all other users).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode & 0o777  # the umask itself can't be read without changing it
         yield temporary
+        if temporary.stat().st_mode & 0o777 != mode:
+            temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -37,8 +42,13 @@ def atomic(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a small file atomically."""
     with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(data)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -9,6 +9,7 @@ from vitreous import files, inspection, plot, predict
 from vitreous.data import Dataset, Split, open_data
 from vitreous.errors import DataError, VitreousError
 from vitreous.predict import Classifier
+from vitreous.report.batches import NamedImage
 from vitreous.report.document import (
     ClassRow,
     Mistake,
@@ -21,7 +22,7 @@ from vitreous.report.document import (
     warn_left_out,
 )
 from vitreous.report.inspecting import pictures
-from vitreous.report.observe import Picked, findings
+from vitreous.report.observe import findings
 from vitreous.report.page import write
 
 LOOKED_AT = 8
@@ -111,14 +112,14 @@ def look(report: Report, classifier: Classifier, split: Split, document: dict[st
     picked = []
     for i in np.unique(np.linspace(0, len(split) - 1, min(LOOKED_AT, len(split))).round().astype(int)):
         try:
-            picked.append(Picked(split.name(int(i)), split.read(int(i), channels)))
+            picked.append(NamedImage(split.name(int(i)), split.read(int(i), channels)))
         except DataError:
             continue  # the evaluation has named it
     report.pictures, notes = inside(classifier, picked)
     report.notes = [*report.notes, *notes]
 
 
-def inside(classifier: Classifier, picked: list[Picked]) -> tuple[list[Picture], list[str]]:
+def inside(classifier: Classifier, picked: list[NamedImage]) -> tuple[list[Picture], list[str]]:
     """Return the paper's figures of a classifier, and what was left out."""
     found = findings(classifier, picked)
     return pictures(found), found.notes

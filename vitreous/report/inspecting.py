@@ -11,19 +11,13 @@ from matplotlib.figure import Figure
 from vitreous import console, files, plot
 from vitreous.data.decode import SUFFIXES, decode
 from vitreous.errors import DataError
-from vitreous.inspection import distance
-from vitreous.models import architecture
-from vitreous.models.architecture import ViTConfig
-from vitreous.models.vit import VisionTransformer
-from vitreous.models.zoo import get_config
-from vitreous.plot.inside import Line, Pictured, shown
+from vitreous.plot.inside import Line, Pictured
 from vitreous.predict import Classifier, load
+from vitreous.report.batches import NamedImage
 from vitreous.report.document import Gallery, Picture, Report, environment
-from vitreous.report.observe import CNN, Findings, InspectOptions, Looked, Picked, findings
+from vitreous.report.numbers import HEADS_OF, numbers
+from vitreous.report.observe import CNN, Findings, ImageFindings, InspectOptions, findings
 from vitreous.report.page import write
-
-HEADS_OF = 4
-"""Images whose heads are drawn one by one."""
 
 
 class Drawing(NamedTuple):
@@ -50,20 +44,20 @@ def inspect(
     options = options or InspectOptions()
     classifier = load(source, image_size=image_size, device=device)
     other = load(compare, device=device) if compare is not None else None
-    picked = read(images, classifier)
-    if compare is not None and not picked:
+    decoded = read(images, classifier)
+    if compare is not None and not decoded:
         raise DataError("two checkpoints are compared through images: give at least one")
-    found = findings(classifier, picked, options, other)
+    found = findings(classifier, decoded, options, other)
     drawings = list(draw(found, str(source), str(compare or "")))
     for drawing in drawings:
-        _write_bytes(out / f"{drawing.name}.png", plot.png(drawing.figure))
+        files.write_bytes(out / f"{drawing.name}.png", plot.png(drawing.figure))
     document = {"checkpoint": str(source), **numbers(found, str(compare or ""))}
     files.write_text(out / "inspection.json", json.dumps(document, ensure_ascii=False) + "\n")
     write(out / "report.html", _report(found, drawings, classifier, str(source), command))
     return document
 
 
-def read(images: Sequence[str | Path], classifier: Classifier) -> list[Picked]:
+def read(images: Sequence[str | Path], classifier: Classifier) -> list[NamedImage]:
     """Decode the images, those of a folder too; a bad one is named and left out."""
     channels = classifier.preprocess.preprocessing.channels
     paths: list[Path] = []
@@ -74,17 +68,17 @@ def read(images: Sequence[str | Path], classifier: Classifier) -> list[Picked]:
             else []
         )
         paths += inside or [each]
-    picked = []
+    decoded = []
     for path in paths:
         try:
             image = decode(path, channels)
             classifier.preprocess.scaled_size(image.height, image.width)
-            picked.append(Picked(str(path), image))
+            decoded.append(NamedImage(str(path), image))
         except DataError as error:
             console.warn(str(error))
-    if paths and not picked:
+    if paths and not decoded:
         raise DataError(f"none of the {len(paths)} images could be read: give JPEG, PNG or WebP files")
-    return picked
+    return decoded
 
 
 def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
@@ -135,19 +129,24 @@ def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
             plot.layer_similarity(found.compared, Path(name).stem, Path(other).stem),
             "A bright cell: these two layers of the two checkpoints represent the images alike (linear CKA).",
         )
-    if found.judged is not None:
+    if found.map_scores is not None:
         yield Drawing(
             "deletion",
             "Are the maps right?",
-            plot.deletion(found.judged.removed, found.judged.curves, found.judged.random, found.judged.about),
-            f"What the model still says as patches leave, mean of {_images(found.judged.images)}: a map that "
-            "falls no faster than random order (above) names patches that don't matter.",
+            plot.deletion(
+                found.map_scores.removed,
+                found.map_scores.curves,
+                found.map_scores.random,
+                found.map_scores.about,
+            ),
+            f"What the model still says as patches leave, mean of {_images(found.map_scores.images)}: a "
+            "map that falls no faster than random order (above) names patches that don't matter.",
         )
 
 
 def _of_images(found: Findings) -> Iterator[Drawing]:
-    if found.looked and found.looked[0].maps:
-        rows = [Pictured(_title(each), each.pixels, each.maps) for each in found.looked]
+    if found.images and found.images[0].maps:
+        rows = [Pictured(_title(each), each.pixels, each.maps) for each in found.images]
         yield Drawing(
             "rollout",
             "What it looks at",
@@ -155,13 +154,13 @@ def _of_images(found: Findings) -> Iterator[Drawing]:
             f"Bright is what reaches the {found.start or 'answer'} through all layers (figure 6); the maps "
             "for a class count only what speaks for it.",
         )
-    for number, each in enumerate(found.looked[:HEADS_OF], 1):
+    for number, each in enumerate(found.images[:HEADS_OF], 1):
         if each.heads is not None:
             yield Drawing(
                 f"heads-{number}",
                 f"Every head, {plot.label(Path(each.name).name)}",
                 plot.attention_heads(each.heads, found.start),
-                "One tile a head, each with its own scale: what it attends to in this image.",
+                "One tile per head, each with its own scale: what it attends to in this image.",
             )
     if found.norms is not None and found.similarity is not None:
         yield Drawing(
@@ -178,12 +177,11 @@ def _images(count: int) -> str:
 
 
 def _lines(found: Findings) -> list[Line]:
-    assert isinstance(found.model, VisionTransformer) and found.cnn is not None
-    everywhere = distance.uniform_distance(found.model.config)
+    assert found.cnn is not None
     ends = np.array([0.0, 1.0])
     return [
         Line(f"receptive field of {CNN}", *found.cnn),
-        Line("looking everywhere alike", ends, np.full(2, everywhere)),
+        Line("looking everywhere alike", ends, np.full(2, found.uniform_distance)),
     ]
 
 
@@ -209,7 +207,7 @@ def _report(
         "images looked at": f"{found.count:,}",
         "classes": f"{len(classifier.labels):,}" if classifier.labels else "none",
     }
-    if isinstance(config, ViTConfig):
+    if config.kind == "vit":
         grid = "x".join(map(str, config.grid))
         summary |= {
             "layers x heads": f"{config.depth} x {config.heads}",
@@ -222,115 +220,36 @@ def _report(
         environment=environment(),
         summary=summary,
         pictures=pictures(found, drawings),
-        galleries=[_gallery(each) for each in found.looked],
+        galleries=[_gallery(each) for each in found.images],
         notes=found.notes,
     )
 
 
-def _gallery(looked: Looked) -> Gallery:
-    top = ", ".join(f"{label} {probability:.1%}" for label, probability in looked.top[:3])
+def _gallery(found: ImageFindings) -> Gallery:
+    best = found.prediction.top[:3] if found.prediction else []
+    top = ", ".join(f"{label} {probability:.1%}" for label, probability in best)
     maps = [
         (
-            f"{name}: {looked.target}" if name != "rollout" and looked.target else name,
-            plot.overlay(looked.pixels, each),
+            f"{name}: {found.target}" if name != "rollout" and found.target else name,
+            plot.overlay(found.pixels, each),
         )
-        for name, each in looked.maps.items()
+        for name, each in found.maps.items()
     ]
-    artefacts = f"{len(looked.artefacts)} artefact tokens" if looked.artefacts else ""
+    artefacts = f"{len(found.artefacts)} artefact tokens" if found.artefacts else ""
     text = " · ".join(part for part in (top, artefacts) if part)
-    return Gallery(title=Path(looked.name).name, text=text, images=[("image", looked.pixels), *maps])
+    return Gallery(title=Path(found.name).name, text=text, images=[("image", found.pixels), *maps])
 
 
-def _title(looked: Looked) -> str:
-    return f"{looked.top[0][0]} ({looked.top[0][1]:.0%})" if looked.top else Path(looked.name).name
-
-
-def numbers(found: Findings, other: str = "") -> dict[str, Any]:
-    """Return what the figures show, as one JSON document."""
-    document: dict[str, Any] = {
-        "architecture": architecture.to_dict(found.model.config),  # type: ignore[arg-type]
-        "count": found.count,
-        "start": found.start,
-        "images": [_image_numbers(each, heads=number < HEADS_OF) for number, each in enumerate(found.looked)],
-        "notes": found.notes,
-    }
-    if found.filters is not None:
-        document["filters"] = {
-            "about": found.filters.about,
-            "variance": _plain(found.filters.variance),
-            "tiles": _plain(found.filters.tiles),
-        }
-    if found.positions is not None:
-        rows, columns = (shown(side) for side in found.positions.values.shape[:2])
-        document["position_similarity"] = {
-            "about": found.positions.about,
-            "rows": rows.tolist(),
-            "columns": columns.tolist(),
-            "values": _plain(found.positions.values[np.ix_(rows, columns)]),
-        }
-    if found.distance is not None and found.cnn is not None:
-        fields = distance.receptive_fields(get_config(CNN))  # type: ignore[arg-type]
-        document["attention_distance"] = {
-            "unit": "pixels",
-            "values": _plain(found.distance),
-            "uniform": _plain(_lines(found)[1].y[0]),
-            "cnn": {
-                "name": CNN,
-                "depth": _plain(found.cnn[0]),
-                "distance": _plain(found.cnn[1]),
-                "receptive_field": [field.side for field in fields],
-            },
-        }
-    document["attention_entropy"] = _plain(found.entropy)
-    document["token_similarity"] = _plain(found.similarity)
-    if found.norms is not None:
-        quantiles = np.quantile(found.norms, (0.05, 0.5, 0.95, 1.0), axis=1)
-        document["token_norms"] = {
-            **dict(zip(("p5", "median", "p95", "longest"), _plain(quantiles), strict=True)),
-            "prefix": {name: _plain(values) for name, values in found.prefix_norms.items()},
-        }
-    document["cka"] = _plain(found.cka)
-    if found.compared is not None:
-        document["compare"] = {"checkpoint": other, "cka": _plain(found.compared)}
-    if found.judged is not None:
-        document["deletion"] = {
-            "about": found.judged.about,
-            "images": found.judged.images,
-            "removed": _plain(found.judged.removed),
-            "random": _plain(found.judged.random),
-            "maps": {
-                name: {
-                    "deletion": _plain(falls),
-                    "insertion": _plain(stays),
-                    "deletion_area": _plain(falls.mean()),
-                    "insertion_area": _plain(stays.mean()),
-                }
-                for name, (falls, stays) in found.judged.curves.items()
-            },
-        }
-    return document
-
-
-def _image_numbers(looked: Looked, *, heads: bool) -> dict[str, Any]:
-    return {
-        "file": looked.name,
-        "top": [{"label": label, "probability": probability} for label, probability in looked.top],
-        "class": looked.target,
-        "maps": {name: _plain(each) for name, each in looked.maps.items()},
-        "artefacts": looked.artefacts,
-        "heads": _plain(looked.heads) if heads else None,
-    }
-
-
-def _plain(values: Any) -> Any:
-    """Return an array as nested lists of numbers with four digits: enough to draw the figure again."""
-    if values is None:
-        return None
-    array = np.asarray(values, np.float64)
-    digits = np.vectorize(lambda value: float(f"{value:.4g}"), otypes=[float])(array) if array.size else array
-    return digits.tolist()
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    with files.atomic(path) as temporary:
-        temporary.write_bytes(data)
+def _title(found: ImageFindings) -> str:
+    """Return what the model says, as predict would; of a model without classes, the file."""
+    if found.prediction is None:
+        return Path(found.name).name
+    labels = found.prediction.labels
+    if labels:
+        return ", ".join(labels)
+    best, probability = found.prediction.top[0]
+    return (
+        f"{best} ({probability:.0%})"
+        if found.prediction.label
+        else f"no label (best: {best}, {probability:.0%})"
+    )

@@ -4,42 +4,30 @@ Only what is shown is kept: layers are streamed, and of images beyond the shown 
 Letters: L layers, H heads, (h, w) grid.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous import inspection
-from vitreous.data.augment import EvaluationTransform, normalize
 from vitreous.errors import ModelError, nearest
-from vitreous.inspection import distance, embeddings, faithfulness, gradients, relevance, study, tokens
-from vitreous.models import adapt
-from vitreous.models.architecture import ViTConfig
-from vitreous.models.vit import VisionTransformer
+from vitreous.inspection import distance, embeddings, gradients, relevance, study, tokens
+from vitreous.inspection.attention import unwrap
+from vitreous.models.weights import Model
 from vitreous.models.zoo import get_config
-from vitreous.predict import Classifier
+from vitreous.predict import Classifier, Prediction
+from vitreous.report.batches import ImageBatch, NamedImage, batches
+from vitreous.report.map_scores import MapScores, combine, score
 
 SHOWN = 16
 """Images that are drawn; the means are over all."""
-JUDGED = 4
-"""Images whose maps are judged by deletion and insertion."""
-TOKENS = 1024
-"""Tokens of a batch: bounds the memory, whatever the image size."""
+SCORED = 4
+"""Images whose maps are scored by deletion and insertion."""
 SAMPLES = 1024
 """Places, over all images, that CKA compares."""
 CNN = "BiT-R50x1"
-
-
-class Picked(NamedTuple):
-    """An image to look at."""
-
-    name: str
-    image: Image.Image
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +42,7 @@ class InspectOptions:
 
 
 @dataclass
-class Looked:
+class ImageFindings:
     """One image, and what the model makes of it."""
 
     name: str
@@ -62,7 +50,8 @@ class Looked:
     """What the model saw, uint8 (H, W, C)."""
     heads: np.ndarray | None
     """(L, H, h, w)"""
-    top: list[tuple[str, float]] = field(default_factory=list)
+    prediction: Prediction | None = None
+    """As `vitreous predict` gives it; None for a model without classes."""
     target: str | None = None
     """The class that the gradients are asked about."""
     maps: dict[str, np.ndarray] = field(default_factory=dict)
@@ -71,27 +60,20 @@ class Looked:
 
 
 @dataclass
-class Judged:
-    """Deletion and insertion, means over images."""
-
-    removed: np.ndarray
-    curves: dict[str, tuple[np.ndarray, np.ndarray]]
-    random: np.ndarray
-    about: str
-    images: int
-
-
-@dataclass
 class Findings:
     """What there is to show; any part may be absent."""
 
-    model: nn.Module
+    model: Model
     start: str = ""
     filters: embeddings.Filters | None = None
     positions: embeddings.Similarity | None = None
-    looked: list[Looked] = field(default_factory=list)
+    images: list[ImageFindings] = field(default_factory=list)
+    """Those that are shown."""
     count: int = 0
+    """All that were looked at."""
     distance: np.ndarray | None = None
+    uniform_distance: float = 0.0
+    """The distance of attention that looks everywhere alike."""
     entropy: np.ndarray | None = None
     norms: np.ndarray | None = None
     """(L, images x patches)"""
@@ -99,14 +81,14 @@ class Findings:
     similarity: np.ndarray | None = None
     cka: np.ndarray | None = None
     compared: np.ndarray | None = None
-    judged: Judged | None = None
+    map_scores: MapScores | None = None
     cnn: tuple[np.ndarray, np.ndarray] | None = None
     notes: list[str] = field(default_factory=list)
 
 
 def findings(
     classifier: Classifier,
-    picked: Sequence[Picked],
+    images: Sequence[NamedImage],
     options: InspectOptions | None = None,
     other: Classifier | None = None,
 ) -> Findings:
@@ -117,204 +99,132 @@ def findings(
         model, filters=embeddings.filters(model), positions=embeddings.position_similarity(model)
     )
     target = _target(classifier, options)
-    if not isinstance(model, VisionTransformer):
+    if not model.config.has_attention:
         found.notes.append("attention, rollout and positions: a CNN has none")
     else:
-        found.start = relevance.describe_start(model, options.patch)
+        vit = unwrap(model)
+        found.start = relevance.describe_start(vit, options.patch)
+        found.uniform_distance = distance.uniform_distance(vit.config)
         if found.positions is None:
             found.notes.append("position similarity: this model has no positions")
         found.cnn = distance.cnn_line(model.config.image_size, get_config(CNN))  # type: ignore[arg-type]
-    if not classifier.labels and picked:
+    if not classifier.labels and images:
         found.notes.append("Grad-CAM and gradient rollout: this model has no classes")
-    if picked:
-        _watch(found, classifier, picked, options, target, other)
+    if images:
+        _observe(found, classifier, images, options, target, other)
     return found
 
 
-def _watch(
+def _observe(
     found: Findings,
     classifier: Classifier,
-    picked: Sequence[Picked],
+    images: Sequence[NamedImage],
     options: InspectOptions,
     target: int | None,
     other: Classifier | None,
 ) -> None:
     cells = _cells(classifier, other)
-    kept, watched = max(4, SAMPLES // (cells[0] * cells[1])), []
+    kept = max(4, SAMPLES // (cells[0] * cells[1]))
+    all_observed: list[study.Observation] = []
     ours: list[list[np.ndarray]] = []
     theirs: list[list[np.ndarray]] = []
-    for batch in batches(classifier, picked, options.own_aspect):
-        seen = study.watch(
-            batch.model,
+    for batch in batches(classifier, images, options.own_aspect):
+        observed = study.observe(
+            batch.classifier.model,
             batch.images,
+            batch.mask,
             cells=cells,
             fusion=options.fusion,
             discard=options.discard,
             patch=options.patch,
         )
-        if len(found.looked) < SHOWN:
-            looked = [_look(classifier, *each) for each in zip(batch.names, batch.pixels, seen, strict=True)]
-            if classifier.labels:
-                _explain(batch, looked, seen, classifier.labels, target, options)
-            if isinstance(batch.model, VisionTransformer):
-                found.judged = _judge(batch, looked, classifier.labels, found.judged)
-            found.looked += looked
+        if len(found.images) < SHOWN:
+            found.images += _show(found, batch, observed, target, options)
         if len(ours) < kept:
-            ours += [each.features for each in seen]
+            ours += [each.features for each in observed]
             if other is not None:
-                theirs += _features(other, batch.originals, cells, options.own_aspect)
-        for each in seen:
+                theirs += _features(other, batch.sources, cells, options.own_aspect)
+        for each in observed:
             each.features, each.heads = [], None  # what is shown was taken; of the rest, means remain
-        watched += seen
-    found.looked, found.count = found.looked[:SHOWN], len(watched)
-    _average(found, watched)
+        all_observed += observed
+    found.images, found.count = found.images[:SHOWN], len(all_observed)
+    _average(found, all_observed)
     found.cka = inspection.cka(_stacked(ours[:kept])).numpy()
     if theirs:
         found.compared = inspection.cka(_stacked(ours[:kept]), _stacked(theirs[:kept])).numpy()
 
 
-def _average(found: Findings, watched: list[study.Watched]) -> None:
-    model = found.model
-    if not isinstance(model, VisionTransformer):
-        return
-    prefix = model.config.prefix
-    found.distance = np.mean([each.distance for each in watched if each.distance is not None], axis=0)
-    found.entropy = np.mean([each.entropy for each in watched if each.entropy is not None], axis=0)
-    found.similarity = np.mean([each.similarity for each in watched if each.similarity is not None], axis=0)
-    norms = [each.norms for each in watched if each.norms is not None]
-    found.norms = np.concatenate([each[:, prefix:] for each in norms], axis=1)
-    names = ["class token"] * model.config.class_token + ["distillation token"] * model.config.distilled
-    lengths = np.mean([each[:, :prefix] for each in norms], axis=0)
-    for i, name in enumerate(names):
-        found.prefix_norms[name] = lengths[:, i]
-    if model.config.registers:
-        found.prefix_norms["registers (mean)"] = lengths[:, len(names) :].mean(1)
-
-
-@dataclass
-class Batch:
-    """Some images of one size, and the model for that size."""
-
-    model: nn.Module
-    names: list[str]
-    originals: list[Image.Image]
-    pixels: list[np.ndarray]
-    images: Tensor
-
-
-def batches(classifier: Classifier, picked: Sequence[Picked], own_aspect: bool) -> Iterator[Batch]:
-    """Yield the images in their order, preprocessed, few enough at a time."""
-    config = classifier.model.config
-    own_aspect = own_aspect and isinstance(config, ViTConfig)
-
-    def size(each: Picked) -> tuple[int, int]:
-        if own_aspect and isinstance(config, ViTConfig):
-            return study.own_aspect(config, *each.image.size)
-        return config.image_size
-
-    for image_size, group in groupby(picked, key=size):
-        model, transform = classifier.model, classifier.preprocess
-        if image_size != config.image_size:
-            model, transform = study.at_size(model, image_size), _fitting(transform, image_size)  # type: ignore[assignment]
-        several = list(group)
-        most = max(1, TOKENS // config.tokens) if isinstance(config, ViTConfig) else 4
-        for start in range(0, len(several), most):
-            some = several[start : start + most]
-            pixels = [transform.pixels(each.image) for each in some]
-            arrays = [torch.from_numpy(each.copy()).permute(2, 0, 1) for each in pixels]
-            images = normalize(torch.stack(arrays), transform.preprocessing).to(classifier.device)
-            yield Batch(model, [each.name for each in some], [each.image for each in some], pixels, images)
-
-
-def _fitting(transform: EvaluationTransform, image_size: tuple[int, int]) -> EvaluationTransform:
-    """Return the transform for another size: the image's own aspect, so that next to nothing is cropped."""
-    old = transform.preprocessing
-    fitted = adapt.refit(replace(old, resize="cover", resize_size=None), image_size, old.channels)
-    return EvaluationTransform(fitted, transform.patch_size)
-
-
-def _look(classifier: Classifier, name: str, pixels: np.ndarray, seen: study.Watched) -> Looked:
-    looked = Looked(name, pixels, seen.heads)
+def _show(
+    found: Findings,
+    batch: ImageBatch,
+    observed: list[study.Observation],
+    target: int | None,
+    options: InspectOptions,
+) -> list[ImageFindings]:
+    """Return what is shown of each image of a batch, and score the maps of the first ones."""
+    classifier = batch.classifier
+    shown = [
+        ImageFindings(source.name, pixels, each.heads)
+        for source, pixels, each in zip(batch.sources, batch.pixels, observed, strict=True)
+    ]
+    for image, each in zip(shown, observed, strict=True):
+        if each.rollout is not None and each.artefacts is not None:
+            image.maps["rollout"] = each.rollout
+            image.artefacts = np.argwhere(each.artefacts).tolist()
+    classes = None
     if classifier.labels:
-        scores = np.exp(seen.output - seen.output.max())
-        scores /= scores.sum()
-        order = np.argsort(-scores, kind="stable")[:5]
-        looked.top = [(classifier.labels[i], float(scores[i])) for i in order]
-    if seen.rollout is not None and seen.norms is not None and seen.artefacts is not None:
-        looked.maps["rollout"] = seen.rollout
-        looked.artefacts = np.argwhere(seen.artefacts).tolist()
-    return looked
+        logits = torch.from_numpy(np.stack([each.output for each in observed]))
+        predictions = classifier.name(classifier.calibrated(logits), [each.name for each in shown])
+        classes = [int(each.output.argmax()) if target is None else target for each in observed]
+        for image, prediction, number in zip(shown, predictions, classes, strict=True):
+            image.prediction, image.target = prediction, classifier.labels[number]
+        _explain(batch, shown, classes, options)
+    done = found.map_scores.images if found.map_scores else 0
+    if done < SCORED and classifier.model.config.has_attention:
+        some = [image.maps for image in shown[: SCORED - done]]
+        scores = score(batch, some, None if classes is None else classes[: len(some)])
+        found.map_scores = scores if found.map_scores is None else combine(found.map_scores, scores)
+    return shown
 
 
 def _explain(
-    batch: Batch,
-    looked: list[Looked],
-    seen: list[study.Watched],
-    labels: list[str],
-    target: int | None,
-    options: InspectOptions,
+    batch: ImageBatch, shown: list[ImageFindings], classes: list[int], options: InspectOptions
 ) -> None:
-    classes = torch.tensor([int(each.output.argmax()) if target is None else target for each in seen])
-    explained = gradients.explain(batch.model, batch.images, classes, patch=options.patch)
-    for i, each in enumerate(looked):
-        each.target = labels[int(classes[i])]
+    """Add the maps of the chosen class to each image."""
+    explained = gradients.explain(
+        batch.classifier.model, batch.images, torch.tensor(classes), batch.mask, patch=options.patch
+    )
+    for i, each in enumerate(shown):
         if explained.rollout is not None:
             each.maps["gradient rollout"] = explained.rollout[i].cpu().numpy()
         each.maps["Grad-CAM"] = explained.cam[i].cpu().numpy()
 
 
-def _judge(batch: Batch, looked: list[Looked], labels: list[str], before: Judged | None) -> Judged:
-    """Judge the maps of the first images by what the model says without the patches that they name."""
-    done = before.images if before else 0
-    some = looked[: max(0, JUDGED - done)]
-    if before and not some:
-        return before
-    images = batch.images[: len(some)]
-    classes = torch.tensor([labels.index(each.target) for each in some if each.target]) if labels else None
-    names = list(some[0].maps)
-    maps = [torch.from_numpy(np.stack([each.maps[name] for each in some])) for name in names]
-    orders = [order for each in maps for order in (faithfulness.order_of(each), faithfulness.order_of(-each))]
-    orders.append(faithfulness.random_order(batch.model, len(some)))
-    means = [
-        each.mean(0).cpu().numpy()
-        for each in faithfulness.removal_curves(batch.model, images, orders, classes)
-    ]
-    now = Judged(
-        faithfulness.removed_shares(batch.model).numpy(),
-        {name: (means[2 * i], means[2 * i + 1]) for i, name in enumerate(names)},
-        means[-1],
-        faithfulness.meaning(classes),
-        len(some),
-    )
-    return now if before is None else _together(before, now)
-
-
-def _together(first: Judged, second: Judged) -> Judged:
-    """Return the means over the images of both."""
-    count = first.images + second.images
-    ours, theirs = first.images / count, second.images / count
-    return replace(
-        first,
-        curves={
-            name: (
-                ours * fall + theirs * second.curves[name][0],
-                ours * stay + theirs * second.curves[name][1],
-            )
-            for name, (fall, stay) in first.curves.items()
-        },
-        random=ours * first.random + theirs * second.random,
-        images=count,
-    )
+def _average(found: Findings, observed: list[study.Observation]) -> None:
+    if not found.model.config.has_attention:
+        return
+    config = unwrap(found.model).config
+    prefix = config.prefix
+    found.distance = np.mean([each.distance for each in observed if each.distance is not None], axis=0)
+    found.entropy = np.mean([each.entropy for each in observed if each.entropy is not None], axis=0)
+    found.similarity = np.mean([each.similarity for each in observed if each.similarity is not None], axis=0)
+    norms = [each.norms for each in observed if each.norms is not None]
+    found.norms = np.concatenate([each[:, prefix:] for each in norms], axis=1)
+    names = ["class token"] * config.class_token + ["distillation token"] * config.distilled
+    lengths = np.mean([each[:, :prefix] for each in norms], axis=0)
+    for i, name in enumerate(names):
+        found.prefix_norms[name] = lengths[:, i]
+    if config.registers:
+        found.prefix_norms["registers (mean)"] = lengths[:, len(names) :].mean(1)
 
 
 def _features(
-    other: Classifier, originals: list[Image.Image], cells: tuple[int, int], own_aspect: bool
+    other: Classifier, sources: Sequence[NamedImage], cells: tuple[int, int], own_aspect: bool
 ) -> list[list[np.ndarray]]:
     """Return another model's layers for the same images, each as it prepares them itself."""
-    picked = [Picked("", image) for image in originals]
     found: list[list[np.ndarray]] = []
-    for batch in batches(other, picked, own_aspect):
-        layers = tokens.layer_features(batch.model, batch.images, cells)
+    for batch in batches(other, sources, own_aspect):
+        layers = tokens.layer_features(batch.classifier.model, batch.images, cells, batch.mask)
         found += [[layer[i].float().cpu().numpy() for layer in layers] for i in range(len(batch.images))]
     return found
 
@@ -326,19 +236,8 @@ def _stacked(images: list[list[np.ndarray]]) -> list[Tensor]:
 
 def _cells(classifier: Classifier, other: Classifier | None) -> tuple[int, int]:
     """Return a grid that no layer of either model is coarser than, of 8 by 8 cells at most."""
-    height = width = 8
-    for each in (classifier, other):
-        if each is None:
-            continue
-        config = each.model.config
-        if isinstance(config, ViTConfig):
-            grid = config.grid
-        else:
-            grid = (
-                max(1, config.image_size[0] // config.stride),
-                max(1, config.image_size[1] // config.stride),
-            )
-        height, width = min(height, grid[0]), min(width, grid[1])
+    grids = [(8, 8), *(each.model.config.grid for each in (classifier, other) if each is not None)]
+    height, width = (min(sides) for sides in zip(*grids, strict=True))
     return (height, width) if height * width >= 4 else (2, 2)
 
 
