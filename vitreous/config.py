@@ -113,8 +113,9 @@ class TrainConfig:
     label_smoothing: float | None = None
     balance: Literal["none", "loss", "sampler"] = "none"
     """Against rare classes: weigh them in the loss, or draw them more often."""
-    augment: Literal["none", "mix", "light", "medium", "strong"] | None = None
-    """How strongly training images are varied; mix: only mixed with each other, for very small ones."""
+    augment: Literal["none", "mix", "light", "medium", "strong", "small"] | None = None
+    """How strongly training images are varied; mix: only mixed with each other, for very small ones; small:
+    moved, coloured and mixed, for hundreds of epochs on small ones."""
     drop_path: float | None = None
     """Stochastic depth of the last block."""
     seed: int = 0
