@@ -16,10 +16,10 @@ from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import Batch, Loader, Split, open_data
 from vitreous.data.device import DeviceLoader
-from vitreous.data.device_augment import BatchAugment, noise
+from vitreous.data.device_augment import BatchAugment
 from vitreous.data.device_boxes import erase_boxes, inside
 from vitreous.data.device_store import Store, fits
-from vitreous.data.draws import uniforms
+from vitreous.data.draws import noise, uniforms
 from vitreous.errors import DataError
 
 __all__ = ["own_cache"]

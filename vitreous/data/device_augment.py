@@ -16,7 +16,7 @@ from vitreous.data import device_boxes
 from vitreous.data.augment import ATTEMPTS, CROP, ERASE, FLIP, MIX, OPERATE
 from vitreous.data.device_operations import operate, strengths
 from vitreous.data.device_store import Store
-from vitreous.data.draws import NOISE, normals, uniforms
+from vitreous.data.draws import noise, uniforms
 from vitreous.data.mix import ERASE_DRAWS, MIX_DRAWS
 from vitreous.data.operations import draws_needed
 from vitreous.data.resample import weights
@@ -113,18 +113,6 @@ class BatchAugment(nn.Module):
         if targets.ndim == 2:
             return targets
         return (targets[:, None] == torch.arange(self.classes, device=targets.device)).float()
-
-
-def noise(shape: tuple[int, ...] | torch.Size, *keys: int | Tensor) -> Tensor:
-    """Return normal noise float32 (R, *shape) for images that `keys` (seed, epoch, indices, copies) name.
-
-    It is a function of the position in the image, not in the rectangle that is erased.
-    """
-    places = torch.arange(
-        torch.Size(shape).numel(), device=next(k.device for k in keys if isinstance(k, Tensor))
-    )
-    columns = [key[:, None] if isinstance(key, Tensor) and key.ndim else key for key in keys]
-    return normals(*columns, NOISE, places).unflatten(1, shape)
 
 
 def crop_resize(

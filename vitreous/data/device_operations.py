@@ -137,8 +137,8 @@ def _gray_mean(images: Tensor) -> Tensor:
 
 
 def saturate(images: Tensor, factor: Tensor) -> Tensor:
-    """Move the colours away from gray by a factor per image; gray images stay."""
-    return images if images.shape[1] == 1 else _blend(images.float(), gray(images), factor)
+    """Move the colours away from gray by a factor per image; what is not RGB stays."""
+    return images if images.shape[1] != 3 else _blend(images.float(), gray(images), factor)
 
 
 def _tables(images: Tensor, number: Tensor, strength: Tensor) -> Tensor:

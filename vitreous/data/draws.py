@@ -72,6 +72,17 @@ def normals(*keys: int | Tensor) -> Tensor:
     return (-2.0 * radius.log()).sqrt() * angle.cos()
 
 
+def noise(shape: tuple[int, ...] | torch.Size, *keys: int | Tensor) -> Tensor:
+    """Return normal noise float32 (B, *shape) for images that `keys` (seed, epoch, indices, copies) name.
+
+    It is a function of the position in the image, so any part of it can be drawn alone.
+    """
+    device = next(key.device for key in keys if isinstance(key, Tensor))
+    columns = [key[:, None] if isinstance(key, Tensor) and key.ndim else key for key in keys]
+    positions = torch.arange(torch.Size(shape).numel(), device=device)
+    return normals(*columns, NOISE, positions).unflatten(1, shape)
+
+
 def _numbered(count: int, keys: tuple[int | Tensor, ...]) -> Tensor:
     """Return (…, count) words: each key's own, folded with the numbers from 0 on."""
     columns = [key[..., None] if isinstance(key, Tensor) else key for key in keys]

@@ -22,6 +22,7 @@ from vitreous.data.order import Order, balanced_weights, words
 from vitreous.data.pipeline import Pipeline, Raw, storage_size
 from vitreous.data.split import ArrayImages, Split
 from vitreous.data.store import cache_root
+from vitreous.data.variation import vary
 from vitreous.errors import DataError
 
 SMALL_BATCH = 1 << 22
@@ -256,6 +257,8 @@ class Loader:
         draws = Draws(self.augment, self.seed, epoch, indices, raw.copies)
         if self.on_device and draws.operate.shape[1]:
             images = operations.apply_batch(images, operations.choose(self.augment, draws.operate))
+        numbered = (torch.from_numpy(x).to(self.device, non_blocking=True) for x in (indices, raw.copies))
+        images = vary(images, self.augment, self.seed, epoch, *numbered)
         pixels = normalize(images, self.preprocessing)
         height, width = self.preprocessing.image_size
         if self.augment.erase > 0:
