@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.split import ArrayImages, Split
+from vitreous.data.images import ArrayImages
+from vitreous.data.split import Split
 from vitreous.errors import DataError
 
 LIMIT = 0.01

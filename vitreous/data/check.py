@@ -14,8 +14,9 @@ from PIL import Image
 from vitreous import console
 from vitreous.data.bad import LIMIT, LISTED, BadFile, plain
 from vitreous.data.decode import decode, open_header
+from vitreous.data.images import ArrayImages
 from vitreous.data.opening import open_data
-from vitreous.data.split import ArrayImages, Dataset, Split
+from vitreous.data.split import Dataset, Split
 from vitreous.errors import DataError
 
 NEAR_EMPTY = 10

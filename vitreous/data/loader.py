@@ -18,9 +18,10 @@ from vitreous.config import Augment, Preprocessing
 from vitreous.data import mix, operations
 from vitreous.data.augment import ERASE, MIX, TINY, Draws, normalize, preset
 from vitreous.data.cache import ImageCache
+from vitreous.data.images import ArrayImages
 from vitreous.data.order import Order, balanced_weights, words
 from vitreous.data.pipeline import Pipeline, Raw, storage_size
-from vitreous.data.split import ArrayImages, Split
+from vitreous.data.split import Split
 from vitreous.data.store import cache_root
 from vitreous.errors import DataError
 

@@ -16,10 +16,11 @@ from vitreous.config import Augment, Preprocessing
 from vitreous.data import operations
 from vitreous.data.augment import REPLACE, RESAMPLING, Draws, EvaluationTransform
 from vitreous.data.cache import ImageCache
+from vitreous.data.images import ArrayImages, to_image, to_pixels
 from vitreous.data.mix import partners
 from vitreous.data.order import Order, share, words
 from vitreous.data.resample import crop_resize
-from vitreous.data.split import ArrayImages, Split, to_image, to_pixels
+from vitreous.data.split import Split
 from vitreous.errors import DataError
 
 CHUNK = 16
