@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.data_images import encoded, own_cache, picture
-from vitreous.data import open_data
+from vitreous.data import Dataset, open_data
 from vitreous.data.cache import ImageCache
 from vitreous.data.descriptors import OpenFiles
 
@@ -45,12 +45,12 @@ def test_shards_close_with_their_data_set(tmp_path: Path) -> None:
     folder = make_shards(tmp_path / "shards", 120)
     before = open_descriptors()
     for _ in range(3):
-        data = open_data(folder)  # hashes every image, in several threads
+        data: Dataset | None = open_data(folder)  # hashes every image, in several threads
         for split in data.splits.values():
             with ThreadPoolExecutor(4) as pool:
                 list(pool.map(split.read, range(len(split))))
         assert open_descriptors() - before <= 64  # the splits share them
-    del data, split
+    data = split = None
     assert open_descriptors() == before
 
 
@@ -103,11 +103,12 @@ def test_open_files_travel_to_other_processes(tmp_path: Path) -> None:
 
 
 def test_the_cache_closes_what_it_writes_to(tmp_path: Path) -> None:
-    before = open_descriptors()
+    before, cache = open_descriptors(), None
     for number in range(5):
         cache = ImageCache(tmp_path, "t", 1 << 20)
         assert cache.put(number.to_bytes(16, "little"), np.zeros((4, 4, 3), np.uint8))
         assert open_descriptors() - before == 2
+    assert cache is not None
     cache.close()
     assert cache.put(b"x" * 16, np.zeros((4, 4, 3), np.uint8))
     del cache

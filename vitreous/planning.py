@@ -13,7 +13,7 @@ from typing import Any
 
 from vitreous import checkpoint, console, defaults, parallel, resume
 from vitreous.config import Compile, TrainConfig
-from vitreous.data import Dataset, Loader, Split
+from vitreous.data import Dataset, Loader, Split, make_loader
 from vitreous.data.split import ArrayImages
 from vitreous.defaults import Facts, Plan
 from vitreous.errors import DataError
@@ -130,8 +130,7 @@ def loaders(
     workers = options.workers
     if workers is None:
         workers = 0 if isinstance(split.images, ArrayImages) else min(8, _cores())
-    patch = getattr(plan.architecture, "patch_size", (16, 16))
-    loader = Loader(
+    loader = make_loader(
         split,
         preprocessing=plan.preprocessing,
         augment=plan.augment,
@@ -142,7 +141,7 @@ def loaders(
         workers=workers,
         device=world.device,
         sampler="balanced" if options.balance == "sampler" else "uniform",
-        patch_size=patch,
+        mask_step=getattr(plan.architecture, "step", (32, 32)),
     )
     name = next((name for name in ("val", "test") if name in dataset.splits), None)
     return loader, None if name is None else judging(dataset, name, plan, world, workers)
@@ -156,7 +155,7 @@ def _cores() -> int:
 
 def judging(dataset: Dataset, name: str, plan: Plan, world: parallel.World, workers: int) -> Loader:
     """Return a loader of a split to be evaluated: each image once."""
-    return Loader(
+    return make_loader(
         dataset.splits[name],
         preprocessing=plan.preprocessing,
         batch_size=max(2 * plan.batch_size, world.size),
@@ -165,7 +164,7 @@ def judging(dataset: Dataset, name: str, plan: Plan, world: parallel.World, work
         workers=workers,
         device=world.device,
         training=False,
-        patch_size=getattr(plan.architecture, "patch_size", (16, 16)),
+        mask_step=getattr(plan.architecture, "step", (32, 32)),
     )
 
 

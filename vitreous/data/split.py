@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from PIL import Image
 
+from vitreous.data.decode import open_header, upright_size
 from vitreous.data.images import ArrayImages, EncodedImages, Images
 from vitreous.errors import DataError
 
@@ -88,3 +89,24 @@ def join(splits: Sequence[Split]) -> Split:
         np.concatenate([split.digests for split in splits]),
         splits[0].mirror,
     )
+
+
+SIZES = 64
+"""Images of a split whose size is looked at."""
+
+
+def typical_size(split: Split) -> tuple[int, int]:
+    """Return the height and width that images of a split mostly have: the medians of a sample's headers."""
+    if isinstance(split.images, ArrayImages):
+        height, width = split.images.pixels.shape[1:3]
+        return int(height), int(width)
+    sizes = []
+    for index in range(0, len(split), max(1, len(split) // SIZES)):
+        try:
+            sizes.append(upright_size(open_header(split.images.data(index), name=split.name(index))))
+        except DataError:
+            continue  # one bad file costs itself only; the loader will name it
+    if not sizes:
+        raise DataError("none of the images that were tried can be read: run `vitreous check` on the data")
+    height, width = np.median(sizes, axis=0)
+    return int(height), int(width)

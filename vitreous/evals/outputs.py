@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous import console
 from vitreous.config import Preprocessing
-from vitreous.data import Loader, Split
+from vitreous.data import Split, make_loader
 from vitreous.errors import DataError
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.weights import Model
@@ -49,14 +49,14 @@ def run(
     config = model.config
     step = config.step if isinstance(config, ViTConfig) else (32, 32)
     device = next(model.parameters()).device
-    loader = Loader(
+    loader = make_loader(
         split,
         preprocessing=preprocessing,
         batch_size=min(batch_size, max(1, len(split))),
         workers=_workers(split, device) if workers is None else workers,
         device=device,
         training=False,
-        patch_size=step,
+        mask_step=step,
     )
     model.eval()
     values, targets, indices = [], [], []
