@@ -62,11 +62,11 @@ def batches(peer: str, folder: Path, cache: Path, batch_size: int) -> tuple[obje
     """Return a loader, to be held as long as its workers shall live, and one iterable an epoch."""
     if peer == "vitreous":
         from vitreous.config import Augment, Preprocessing
-        from vitreous.data import Loader, open_data
+        from vitreous.data import make_loader, open_data
 
         train = open_data(folder, carve=False).splits["train"]
         augment = Augment(randaugment=(2, 9))
-        loader = Loader(
+        loader = make_loader(
             train,
             preprocessing=Preprocessing(image_size=(SIZE, SIZE)),
             augment=augment,

@@ -1,8 +1,7 @@
-"""`vitreous check` finds one of every fault, changes nothing, and packs; bad files stop or are written
-down."""
+"""`vitreous check` finds one of every fault, changes nothing, and packs."""
 
-import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,8 @@ from PIL import Image
 
 from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous import cli
-from vitreous.data import open_data
-from vitreous.data.bad import BadFile, found_by, require_readable, screen, write_bad_files
-from vitreous.data.check import check
-from vitreous.errors import DataError
+from vitreous.data import check, open_data
+from vitreous.data.survey import survey
 
 __all__ = ["own_cache"]
 
@@ -42,7 +39,7 @@ def contents(root: Path) -> dict[str, tuple[bytes, int]]:
 
 def test_finds_one_of_every_fault_and_changes_nothing(faulty: Path) -> None:
     before = contents(faulty)
-    report = check(open_data(faulty, carve=False))
+    report = survey(open_data(faulty, carve=False))
     assert contents(faulty) == before
     assert [(bad.split, bad.file) for bad in report.unreadable] == [("train", "train/many/truncated.jpg")]
     assert "truncated" in report.unreadable[0].reason and "many" not in report.unreadable[0].reason
@@ -67,11 +64,25 @@ def test_the_verb_prints_tables_and_a_picture(
     assert cli.main(["check", str(faulty), "--grid", str(tmp_path / "grid.png")]) == 0
     out, err = capsys.readouterr()
     assert "unreadable files" in out and "truncated.jpg" in out and "duplicates across splits" in out
-    assert "balanced" in out and "few" in out
+    assert "--balance sampler" in out and "few" in out
     assert "truncated.jpg" in err
     with Image.open(tmp_path / "grid.png") as grid:
         colours = np.asarray(grid.convert("RGB"))[:96, 160:256]
     assert len(np.unique(colours.reshape(-1, 3), axis=0)) > 50  # there are pictures in it
+
+
+def test_every_option_that_is_advised_exists(faulty: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Advice, in the tables and on the page, names options of the command line, with their values."""
+    advice = [text for _, _, text in check.summary(survey(open_data(faulty, carve=False)))]
+    advice += [line for line in Path("docs/check.md").read_text().splitlines() if line.startswith("| ")]
+    named = [words for text in advice for words in re.findall(r"--[a-z-]+(?: [a-z]+)?", text)]
+    assert named.count("--balance sampler") == 2  # in the table and on the page
+    assert cli.main(["train", "--help"]) == 0
+    usage = " ".join(capsys.readouterr().out.split())
+    for words in named:
+        option, _, value = words.partition(" ")
+        values = re.search(rf"{option} \{{([a-z,]+)\}}", usage)
+        assert values is not None and value in values[1].split(","), words
 
 
 def test_json_is_one_document_and_nothing_else(faulty: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,9 +97,10 @@ def test_exit_1_only_when_training_could_not_go_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = make_folder(tmp_path / "a", {"x": 20, "y": 20})
-    (root / "x" / "bad.png").write_bytes(b"bad")
-    assert cli.main(["check", str(root)]) == 1
-    assert "1 of 41 images can't be read, more than 1%" in capsys.readouterr().err
+    for number in range(3):
+        (root / "x" / f"bad{number}.png").write_bytes(b"bad")
+        assert cli.main(["check", str(root)]) == (number == 2)  # one or two are only named
+    assert "3 of 43 images can't be read, more than 1%" in capsys.readouterr().err
     held = make_folder(tmp_path / "b" / "test", {"x": 3, "y": 3}).parent
     assert cli.main(["check", str(held)]) == 1
     assert "no training split" in capsys.readouterr().err
@@ -128,46 +140,3 @@ def test_peers_can_read_packed_shards(faulty: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "shards" / "val-000000.tar") as archive:
         names = archive.getnames()
     assert names[:2] == ["000000000.jpg", "000000000.cls"] and len(names) == 102
-
-
-def test_screening_finds_bad_files_and_the_rule_stops(tmp_path: Path) -> None:
-    root = make_folder(tmp_path, {"x": 60, "y": 60})
-    data = open_data(root, carve=False)
-    assert screen(data.splits) == ([], 120)
-    for i in range(12):
-        (root / "x" / f"{i:03d}.png").write_bytes(b"broken %d" % i)
-    bad, looked = screen(open_data(root, carve=False).splits)
-    assert len(bad) == 12 and looked == 120
-    with pytest.raises(DataError, match="12 of 120 images") as error:
-        require_readable(bad, looked)
-    assert str(error.value).count("x/0") == 10 and "and 2 more" in str(error.value)
-    require_readable(bad[:1], 100)  # one in a hundred is allowed
-    with pytest.raises(DataError):
-        require_readable(bad[:2], 199)
-    sampled, looked = screen(open_data(root, carve=False).splits, sample=40)
-    assert looked == 40 and 2 <= len(sampled) <= 6
-
-
-def test_arrays_need_no_screening() -> None:
-    assert screen(open_data("digits").splits) == ([], 1797)
-
-
-def test_bad_files_are_written_down_once(tmp_path: Path) -> None:
-    bad = [BadFile("train", "b.jpg", "truncated, by half"), BadFile("train", "a.jpg", "empty")]
-    write_bad_files(tmp_path / "bad_files.csv", [*bad, *bad])
-    with open(tmp_path / "bad_files.csv", newline="") as file:
-        rows = list(csv.reader(file))
-    assert rows == [
-        ["split", "file", "reason"],
-        ["train", "a.jpg", "empty"],
-        ["train", "b.jpg", "truncated, by half"],
-    ]
-    assert [p.name for p in tmp_path.iterdir()] == ["bad_files.csv"]
-
-
-def test_what_a_loader_met_is_named(tmp_path: Path) -> None:
-    root = make_folder(tmp_path, {"x": 3, "y": 3})
-    split = open_data(root, carve=False).splits["train"]
-    assert found_by("train", split, {4: "y/001.png: the file is empty"}) == [
-        BadFile("train", "y/001.png", "the file is empty")
-    ]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous.config import Augment, Preprocessing
-from vitreous.data import Batch, Loader, Split, open_data
+from vitreous.data import Batch, Loader, Split, make_loader, open_data
 from vitreous.data.augment import evaluation_transform
+from vitreous.data.host import HostLoader
 from vitreous.errors import DataError
 
 __all__ = ["own_cache"]
@@ -45,7 +46,7 @@ def batches(split: Split, epoch: int = 1, start: int = 0, **options: Any) -> lis
         "seed": 5,
         "cache": None,
     }
-    return list(Loader(split, **(settings | options)).epoch(epoch, start))
+    return list(make_loader(split, **(settings | options)).epoch(epoch, start))
 
 
 def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
@@ -64,7 +65,7 @@ def test_workers_change_nothing(split: Split, workers: int) -> None:
 
 def test_workers_live_over_epochs_and_broken_off_ones(split: Split) -> None:
     options = {"preprocessing": SIZE, "augment": EVERYTHING, "batch_size": 12, "cache": None}
-    many, none = Loader(split, workers=2, **options), Loader(split, **options)
+    many, none = make_loader(split, workers=2, **options), make_loader(split, **options)
     next(many.epoch(0))
     for epoch in (1, 2):
         assert_same(list(many.epoch(epoch)), list(none.epoch(epoch)))
@@ -115,15 +116,15 @@ def test_evaluation_takes_each_image_once_in_order(split: Split, world: int, wor
 
 def test_the_cache_changes_nothing_but_speed(split: Split, tmp_path: Path) -> None:
     expected = [batches(split, epoch) for epoch in range(3)]
-    loader = Loader(
+    loader = make_loader(
         split, preprocessing=SIZE, augment=EVERYTHING, batch_size=12, seed=5, cache=tmp_path, workers=2
     )
     for epoch in range(3):
         assert_same(list(loader.epoch(epoch)), expected[epoch])
     assert list(tmp_path.rglob("*.pixels"))
-    other = Loader(split, preprocessing=SIZE, augment=EVERYTHING, batch_size=12, seed=5, cache=tmp_path)
+    other = make_loader(split, preprocessing=SIZE, augment=EVERYTHING, batch_size=12, seed=5, cache=tmp_path)
     assert_same(list(other.epoch(2)), expected[2])
-    held = Loader(split, preprocessing=SIZE, batch_size=9, training=False, cache=tmp_path)
+    held = make_loader(split, preprocessing=SIZE, batch_size=9, training=False, cache=tmp_path)
     plain = batches(split, 0, training=False, batch_size=9)
     assert_same(list(held.epoch()), plain)
     assert_same(list(held.epoch()), plain)
@@ -135,7 +136,7 @@ def test_the_cache_decodes_once(split: Split, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         type(split.images), "read", lambda self, i, *a, **k: reads.append(i) or original(self, i, *a, **k)
     )
-    loader = Loader(split, preprocessing=SIZE, augment="light", batch_size=12, cache=tmp_path)
+    loader = make_loader(split, preprocessing=SIZE, augment="light", batch_size=12, cache=tmp_path)
     for epoch in range(4):
         list(loader.epoch(epoch))
     assert len(reads) == len(set(reads)) <= len(split)
@@ -147,7 +148,7 @@ def test_large_photographs_are_cached_small(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded(picture(number, (1600, 1200)), "JPEG"))
     split = open_data(tmp_path / "data", carve=False).splits["train"]
-    loader = Loader(split, preprocessing=SIZE, augment="light", batch_size=4, cache=tmp_path / "cache")
+    loader = make_loader(split, preprocessing=SIZE, augment="light", batch_size=4, cache=tmp_path / "cache")
     list(loader.epoch())
     assert sum(f.stat().st_size for f in (tmp_path / "cache").rglob("*.pixels")) < 4 * 100 * 100 * 3
 
@@ -163,7 +164,9 @@ def broken(tmp_path: Path) -> Split:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_broken_files_are_skipped_named_and_reported(broken: Split, workers: int) -> None:
-    loader = Loader(broken, preprocessing=SIZE, augment="light", batch_size=10, workers=workers, cache=None)
+    loader = make_loader(
+        broken, preprocessing=SIZE, augment="light", batch_size=10, workers=workers, cache=None
+    )
     for epoch in range(2):
         got = list(loader.epoch(epoch))
         assert [len(batch) for batch in got] == [10] * 4
@@ -181,8 +184,33 @@ def test_skipping_is_deterministic(broken: Split) -> None:
         assert torch.equal(torch.cat([part[step].images for part in parts]), expected.images)
 
 
+def test_a_substitute_is_not_augmented_like_its_own_turn(broken: Split) -> None:
+    """Who takes a broken file's place comes twice in the epoch: as two variations, not as one twice."""
+    augment = Augment(crop_scale=(0.2, 0.6), randaugment=(2, 15))
+    twice = 0
+    for epoch in range(3):
+        whole = batches(broken, epoch, augment=augment, batch_size=40)[0]
+        for index in whole.indices.unique():
+            turns = whole.images[whole.indices == index]
+            assert len(turns) < 2 or not torch.equal(turns[0], turns[1])
+            twice += len(turns) > 1
+    assert twice
+
+
+def test_training_stops_where_too_many_files_are_broken(tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"a": 20, "b": 20})
+    for number in range(20):
+        (root / "a" / f"{number:03d}.png").write_bytes(b"broken")
+    split = open_data(root, carve=False).splits["train"]
+    for workers in (0, 2):
+        with pytest.raises(DataError, match=r"\d+ of 40 images can't be read, more than 1%: .*a/0.*allowed"):
+            batches(split, workers=workers)
+    loader = make_loader(split, preprocessing=SIZE, training=False, cache=None)
+    assert len(torch.cat([batch.indices for batch in loader.epoch()])) == len(loader.bad) == 20
+
+
 def test_evaluation_leaves_broken_files_out(broken: Split) -> None:
-    loader = Loader(broken, preprocessing=SIZE, batch_size=16, training=False, cache=None)
+    loader = make_loader(broken, preprocessing=SIZE, batch_size=16, training=False, cache=None)
     indices = torch.cat([batch.indices for batch in loader.epoch()])
     assert indices.tolist() == [i for i in range(40) if i not in (3, 27)]
     assert sorted(loader.bad) == [3, 27]
@@ -193,15 +221,18 @@ def test_nothing_but_broken_files_ends_with_one_line(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes(b"no image " + name.encode())
     split = open_data(tmp_path, carve=False).splits["train"]
+    options: dict[str, Any] = {"preprocessing": SIZE, "batch_size": 2, "cache": None}
     with pytest.raises(DataError, match="unreadable files in a row"):
-        list(Loader(split, preprocessing=SIZE, augment="light", batch_size=2, cache=None).epoch())
+        list(make_loader(split, augment=Augment(), **options).epoch())
+    with pytest.raises(DataError, match="none of the images that were tried can be read"):
+        make_loader(split, augment="light", **options)
 
 
 def digits_loader(**options: Any) -> Loader:
     gray = Preprocessing(image_size=(8, 8), mean=(0.5,), std=(0.5,))
     train = open_data("digits").splits["train"]
     settings: dict[str, Any] = {"preprocessing": gray, "augment": "light", "batch_size": 128}
-    return Loader(train, **(settings | options))
+    return make_loader(train, **(settings | options))
 
 
 def test_arrays_in_memory_follow_the_same_order() -> None:
@@ -225,8 +256,8 @@ def test_arrays_without_augmentation_are_the_pixels() -> None:
 def test_arrays_that_are_resized_match_the_transform(resize: str) -> None:
     settings = Preprocessing(image_size=(16, 12), mean=(0.5,), std=(0.5,), resize=resize)  # pyright: ignore[reportArgumentType]
     transform = evaluation_transform(settings, 4)
-    held = next(digits_loader(preprocessing=settings, training=False, patch_size=4).epoch())
-    trained = next(digits_loader(preprocessing=settings, augment="none", patch_size=4).epoch())
+    held = next(digits_loader(preprocessing=settings, training=False, mask_step=4).epoch())
+    trained = next(digits_loader(preprocessing=settings, augment="none", mask_step=4).epoch())
     split = open_data("digits").splits["train"]
     for batch, tolerance in (
         (held, 1e-6),
@@ -241,12 +272,20 @@ def test_pad_gives_masks(split: Split) -> None:
     settings = Preprocessing(image_size=(32, 32), resize="pad")
     kinds: list[dict[str, Any]] = [{"training": False}, {"augment": "light"}]
     for options in kinds:
-        for batch in batches(split, preprocessing=settings, patch_size=8, **options):
+        for batch in batches(split, preprocessing=settings, mask_step=8, **options):
             assert batch.mask is not None and batch.mask.shape == (len(batch), 16)
             assert (
                 batch.mask.view(-1, 4, 4)[:, :3].all() and not batch.mask.view(-1, 4, 4)[:, 3].any()
             )  # 48x36 → 32x24
     assert batches(split)[0].mask is None
+
+
+def test_padded_arrays_have_masks_in_training_too() -> None:
+    settings = Preprocessing(image_size=(16, 8), mean=(0.5,), std=(0.5,), resize="pad")
+    for options in ({"training": False}, {"augment": "light"}, {"augment": "light", "views": 2}):
+        batch = next(digits_loader(preprocessing=settings, mask_step=(4, 8), **options).epoch())
+        assert batch.mask is not None and len(batch.mask) == len(batch.images)
+        assert (batch.mask == torch.tensor([True, True, False, False])).all()  # 8x8 in the upper half
 
 
 def test_mixed_targets_are_soft_and_others_are_not(split: Split) -> None:
@@ -275,10 +314,10 @@ def test_many_channels(tmp_path: Path) -> None:
         batches(split, preprocessing=settings, augment=EVERYTHING)
 
 
-def as_on_an_accelerator(split: Split, augment: Augment) -> Loader:
+def as_on_an_accelerator(split: Split, augment: Augment) -> HostLoader:
     """Return a loader that does colour operations in batches after the transfer, as it does for an
     accelerator."""
-    loader = Loader(split, preprocessing=SIZE, augment=augment, batch_size=12, seed=5, cache=None)
+    loader = HostLoader(split, preprocessing=SIZE, augment=augment, batch_size=12, seed=5, cache=None)
     loader.on_device, loader.pipeline.operate = True, False
     return loader
 
@@ -325,6 +364,30 @@ def test_arrays_on_a_cuda_device() -> None:
         assert ((got.images.cpu() - want.images).abs() * 127.5 > 2.5).float().mean() < 0.02
 
 
+def test_another_seed_gives_another_order_and_other_augmentation(split: Split) -> None:
+    one, other = (batches(split, seed=seed, batch_size=37)[0] for seed in (5, 6))
+    assert not torch.equal(one.indices, other.indices)
+    fixed = Augment(crop_scale=(0.2, 0.6))
+    one, other = (batches(split, seed=seed, batch_size=37, augment=fixed)[0] for seed in (5, 6))
+    same = [torch.equal(one.images[one.indices == i], other.images[other.indices == i]) for i in range(37)]
+    assert not any(same)
+
+
+def test_a_small_split_of_files_gets_a_gentler_crop(tmp_path: Path) -> None:
+    """The rule for tiny images holds for files as it does for arrays; photographs are cropped as usual."""
+    crops = {}
+    for name, size in (("tiny", (40, 30)), ("photos", (200, 150))):
+        for number in range(6):
+            path = tmp_path / name / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encoded(picture(number, size)))
+        split = open_data(tmp_path / name, carve=False).splits["train"]
+        loader = make_loader(split, preprocessing=SIZE, augment="light", batch_size=6, cache=None)
+        assert isinstance(loader, HostLoader) and loader.augment is not None
+        crops[name] = loader.augment.crop_scale
+    assert crops == {"tiny": (0.5, 1.0), "photos": (0.08, 1.0)}
+
+
 def test_the_global_generator_is_left_alone(split: Split) -> None:
     torch.manual_seed(0)
     expected = torch.get_rng_state()
@@ -335,10 +398,10 @@ def test_the_global_generator_is_left_alone(split: Split) -> None:
 
 def test_a_small_split_is_one_batch(split: Split) -> None:
     few = split.select(np.arange(5))
-    loader = Loader(
+    loader = make_loader(
         few, preprocessing=SIZE, augment=replace(EVERYTHING, repeats=3), batch_size=64, cache=None
     )
-    assert loader.steps_per_epoch == len(loader) == 1
+    assert loader.steps_per_epoch == 1
     assert len(next(loader.epoch())) == 5
 
 
@@ -350,6 +413,9 @@ def test_a_small_split_is_one_batch(split: Split) -> None:
         ({"rank": 2, "world_size": 2}, "rank 2"),
         ({"workers": -1}, "-1 workers"),
         ({"sampler": "random"}, "uniform or balanced"),
+        ({"views": 0}, "0 views"),
+        ({"views": 2, "training": False}, "2 views of an image: 1 or more in training, 1 in evaluation"),
+        ({"views": 2, "augment": "strong"}, r"Mixup \(0.8\) and CutMix \(0\)"),
         ({"augment": "heavy"}, "none, mix, light, medium, strong"),
         ({"augment": Augment(randaugment=(2, 31))}, "0 to 30"),
     ],

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous.data import content, open_data
 from vitreous.data.holdout import carve, places
-from vitreous.data.split import EncodedImages
+from vitreous.data.images import EncodedImages
 from vitreous.errors import DataError
 
 __all__ = ["own_cache"]

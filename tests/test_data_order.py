@@ -97,6 +97,42 @@ def test_balanced_sampling_draws_classes_equally_often() -> None:
     assert not np.array_equal(sequence, order.sequence(1))
 
 
+def occurrences_before(sequence: np.ndarray, step: int, indices: np.ndarray, size: int) -> np.ndarray:
+    """The formula of versions that sorted the epoch for every batch: resumed runs rely on its numbers."""
+    ranks = np.argsort(np.argsort(sequence, kind="stable"), kind="stable")
+    return ranks[step * size : step * size + len(indices)] - np.searchsorted(np.sort(sequence), indices)
+
+
+@given(counts, st.integers(1, 64), seeds, st.integers(0, 3), st.integers(1, 8))
+def test_occurrences_are_those_of_sorting_for_every_batch(
+    count: int, size: int, seed: int, epoch: int, classes: int
+) -> None:
+    targets = np.arange(count) ** 2 % classes
+    order = Order(count, size, seed, weights=balanced_weights(targets, classes))
+    for step in range(order.steps):
+        indices, copies = order.batch(epoch, step)
+        expected = occurrences_before(order.sequence(epoch), step, indices, size)
+        assert copies.dtype == expected.dtype and np.array_equal(copies, expected)
+
+
+def test_balanced_sampling_sorts_once_per_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sorted_sizes: list[int] = []
+    argsort = np.argsort
+    monkeypatch.setattr(np, "argsort", lambda x, **o: sorted_sizes.append(len(x)) or argsort(x, **o))
+    order = Order(1000, 10, weights=np.ones(1000))
+    for step in range(order.steps):
+        order.batch(0, step)
+    assert sorted_sizes == [1000]
+
+
+def test_balanced_sampling_with_repeats_gives_each_turn_its_own_copy() -> None:
+    """An image that is drawn twice into a batch must not come twice with the same augmentation."""
+    order = Order(60, 12, repeats=3, weights=np.repeat([20.0, 1.0], [3, 57]))
+    for step in range(order.steps):
+        indices, copies = order.batch(0, step)
+        assert len(set(zip(indices.tolist(), copies.tolist(), strict=True))) == 12
+
+
 def test_class_weights_equal_scikit_learns() -> None:
     from sklearn.utils.class_weight import compute_class_weight
 

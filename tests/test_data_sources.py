@@ -606,7 +606,7 @@ def test_digits_are_real_and_always_split_the_same_way() -> None:
 
 
 def test_an_image_kind_that_a_store_cannot_show() -> None:
-    from vitreous.data.split import ArrayImages
+    from vitreous.data.images import ArrayImages
 
     store = ArrayImages(np.zeros((2, 4, 4, 13), np.uint8), "x")
     with pytest.raises(DataError, match="13 channels"):

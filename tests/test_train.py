@@ -27,7 +27,7 @@ import vitreous
 from tests import ranks
 from vitreous import cli, journal, optim, parallel, session
 from vitreous.config import TrainConfig
-from vitreous.data import Batch, Dataset, Loader, open_data
+from vitreous.data import Batch, Dataset, make_loader, open_data
 from vitreous.defaults import Plan
 from vitreous.errors import DiskFullError, ResumeError, TrainingError
 from vitreous.models import zoo
@@ -134,7 +134,7 @@ def test_five_steps_by_hand(data: str, tmp_path: Path) -> None:
 
     torch.manual_seed(options.seed)
     model = zoo.build(plan.architecture)
-    loader = Loader(
+    loader = make_loader(
         open_data(data).splits["train"], preprocessing=plan.preprocessing, augment="light", batch_size=16
     )
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}

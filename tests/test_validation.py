@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests import ranks
 from vitreous import parallel
 from vitreous.config import Preprocessing
-from vitreous.data import Loader, Split, open_data
+from vitreous.data import Loader, Split, make_loader, open_data
 from vitreous.evals.validation import Details, mean_loss, rank_of_label, validate
 from vitreous.objectives.supervised import Supervised
 
@@ -30,7 +30,7 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def loader(split: Split, batch_size: int = 50, world: parallel.World = ALONE) -> Loader:
-    return Loader(
+    return make_loader(
         split,
         preprocessing=SIZE,
         batch_size=batch_size,

@@ -1,8 +1,23 @@
 """From any folder of images to batches in a known order: sources, decoding, augmentation, cache, loader."""
 
-from vitreous.data.loader import Batch, Loader
+from vitreous.data.augment import resolve
+from vitreous.data.bad import require_readable
+from vitreous.data.batch import Batch
+from vitreous.data.loader import Loader, make_loader
 from vitreous.data.opening import limit_training, open_data
 from vitreous.data.order import class_weights
-from vitreous.data.split import Dataset, Split
+from vitreous.data.split import Dataset, Split, typical_size
 
-__all__ = ["Batch", "Dataset", "Loader", "Split", "class_weights", "limit_training", "open_data"]
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Loader",
+    "Split",
+    "class_weights",
+    "limit_training",
+    "make_loader",
+    "open_data",
+    "require_readable",
+    "resolve",
+    "typical_size",
+]

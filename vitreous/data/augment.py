@@ -16,7 +16,7 @@ from torch import Tensor
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import order
 from vitreous.data.decode import to_channels
-from vitreous.data.operations import draws_needed
+from vitreous.data.operations import check_operations, draws_needed
 from vitreous.errors import DataError, nearest
 
 RESAMPLING = {
@@ -58,6 +58,28 @@ def preset(name: str, *, mirror: bool = True, tiny: bool = False) -> Augment:
         augment = replace(augment, flip=0.0)
     if tiny and augment.crop_scale is not None:
         augment = replace(augment, crop_scale=TINY_CROP)
+    return augment
+
+
+def resolve(
+    augment: str | Augment, *, mirror: bool, size: tuple[int, int], channels: int, resize: str
+) -> Augment:
+    """Return the augmentation of images in full: a preset fitted to them, or what was set, checked.
+
+    Args:
+        augment: A preset's name, or all settings.
+        mirror: Whether a mirrored image still shows its class.
+        size: Height and width that most of the images have before they are resized.
+        channels: How many the model takes.
+        resize: The preprocessing's rule; "pad" shows the whole image, so nothing is cropped.
+    """
+    if isinstance(augment, str):
+        augment = preset(augment, mirror=mirror, tiny=min(size) < TINY)
+        if channels not in (1, 3):  # a preset fits what it is given to; an explicit wish is refused below
+            augment = replace(augment, randaugment=(0, 0))
+    if resize == "pad":
+        augment = replace(augment, crop_scale=None)
+    check_operations(augment, channels)
     return augment
 
 
@@ -170,9 +192,8 @@ class EvaluationTransform:
         padding."""
         planes = [self._fit(plane) for plane in self._planes(image)]
         pixels = planes[0] if len(planes) == 1 else np.concatenate(planes, axis=2)
-        return np.require(
-            pixels, requirements=["C", "W"]
-        )  # Pillow's are read-only, of which torch would warn
+        # Pillow's are read-only, of which torch would warn
+        return np.require(pixels, requirements=["C", "W"])
 
     def padded(self, pixels: np.ndarray) -> np.ndarray:
         """Return pixels on a canvas of the model's size, in its top left corner; the rest has the mean
@@ -186,8 +207,8 @@ class EvaluationTransform:
         return canvas
 
     def _planes(self, image: Image.Image | np.ndarray) -> list[Image.Image]:
-        """Return the image in the model's channels: one Pillow image, or one a channel where Pillow has no
-        mode."""
+        """Return the image in the model's channels: one Pillow image, or one for each channel where Pillow
+        has no mode."""
         channels = self.preprocessing.channels
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim not in (2, 3):
@@ -229,9 +250,7 @@ class EvaluationTransform:
             scale = min(settings.image_size[0] / height, settings.image_size[1] / width)
             fit = (max(1, round(height * scale)), max(1, round(width * scale)))
             return min(fit[0], settings.image_size[0]), min(fit[1], settings.image_size[1])
-        if (
-            target[0] == target[1]
-        ):  # torchvision's Resize(n): the shorter side exactly, the longer one rounded down
+        if target[0] == target[1]:  # torchvision's Resize(n): the shorter side, the other one rounded down
             short = min(height, width)
             return int(target[0] * height / short), int(target[0] * width / short)
         ratio = min(height / target[0], width / target[1])  # timm's ResizeKeepRatio
@@ -260,19 +279,3 @@ def _centre_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
         pixels = np.pad(pixels, [*sides, (0, 0)])
     top, left = round((pixels.shape[0] - height) / 2.0), round((pixels.shape[1] - width) / 2.0)
     return pixels[top : top + height, left : left + width]
-
-
-def resolve(
-    augment: str | Augment, *, mirror: bool, size: tuple[int, int], channels: int, resize: str
-) -> Augment:
-    """Temporary until the data branch is merged."""
-    from vitreous.data import operations
-
-    if isinstance(augment, str):
-        augment = preset(augment, mirror=mirror, tiny=min(size) < TINY)
-        if channels not in (1, 3):
-            augment = replace(augment, randaugment=(0, 0))
-    if resize == "pad":
-        augment = replace(augment, crop_scale=None)
-    operations.check_operations(augment, channels)
-    return augment

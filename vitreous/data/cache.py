@@ -2,7 +2,11 @@
 
 Each writing process appends to a segment of its own: pixels first, then a checksummed index entry of fixed
 size. A writer that is killed leaves at worst some pixels that no entry points to. Nothing is ever changed in
-place."""
+place.
+
+`files.atomic` is not used: a segment grows by an image at a time, so there is no whole file to move into its
+place, and a forced write for each image would cost more than decoding it. Checksums find what a power cut
+took."""
 
 import contextlib
 import mmap
@@ -58,8 +62,20 @@ class ImageCache:
     def _own(self) -> None:
         if self._process != os.getpid():  # a forked child must not append to its parent's segment
             entries, read = self._entries, self._read
+            self.close()  # the child's copies of the descriptors; the parent keeps its own
             self._forget()
             self._entries, self._read = entries, read
+
+    def close(self) -> None:
+        """Close the segment that this process writes to; a later `put` begins another."""
+        if self._writer is not None:
+            _, file, index, _ = self._writer
+            self._writer = None
+            os.close(file)
+            os.close(index)
+
+    def __del__(self) -> None:
+        self.close()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -114,9 +130,7 @@ class ImageCache:
             self._entries.pop(key, None)
             return None
         flat = np.frombuffer(mapped, np.uint8, size, place)
-        if (
-            key not in self._checked
-        ):  # once a process: after a power cut the entry may be there without its pixels
+        if key not in self._checked:  # once in each process: a power cut may leave an entry without pixels
             if _checksum(flat) != checksum:
                 self._entries.pop(key, None)
                 return None
@@ -152,7 +166,8 @@ class ImageCache:
             head = ENTRY.pack(MAGIC, key, place, *data.shape, checksum, 0)[:-4]
             _write_all(index, memoryview(head + zlib.crc32(head).to_bytes(4, "little")))
         except OSError:  # the disk is full or may not be written: what is there stays usable
-            self.writable, self._writer = False, None
+            self.writable = False
+            self.close()
             return False
         self._writer = (segment, file, index, place + data.nbytes)
         self._total += data.nbytes + ENTRY.size
@@ -165,8 +180,13 @@ class ImageCache:
         segment = f"{time.time_ns():x}-{secrets.token_hex(4)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         file = os.open(self.folder / f"{segment}.pixels", flags, 0o644)
-        index = os.open(self.folder / f"{segment}.index", flags, 0o644)
-        return segment, file, index, 0
+        try:
+            index = os.open(self.folder / f"{segment}.index", flags, 0o644)
+        except OSError:
+            os.close(file)
+            raise
+        self._writer = (segment, file, index, 0)
+        return self._writer
 
     def release(self) -> None:
         """Give mapped pages back to the system, which keeps them while it has room: memory stays flat."""

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from vitreous.data.split import ArrayImages, EncodedImages, Images
+from vitreous.data.images import ArrayImages, EncodedImages, Images
 from vitreous.data.store import cache_root, load_arrays, write_whole
 from vitreous.errors import DataError
 

@@ -40,6 +40,7 @@ TRANSPOSES = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+SIDEWAYS = frozenset({5, 6, 7, 8})
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -72,9 +73,7 @@ def decode(
         return to_channels(upright(image), channels)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
-    except (
-        Exception
-    ) as error:  # a decoder meets hostile bytes: whatever it raises, this file is what is wrong
+    except Exception as error:  # hostile bytes: whatever the decoder raises, this file is what is wrong
         raise DataError(f"{name}: {_reason(error)}") from None
 
 
@@ -111,9 +110,8 @@ def read_file(path: str | Path) -> bytes:
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(
-        path, flags | getattr(os, "O_NONBLOCK", 0)
-    )  # a named pipe would wait for its writer for ever
+    # A named pipe would wait for its writer for ever
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def draft_size(size: tuple[int, int], shortest: int) -> tuple[int, int]:
@@ -125,14 +123,23 @@ def draft_size(size: tuple[int, int], shortest: int) -> tuple[int, int]:
 
 def upright(image: Image.Image) -> Image.Image:
     """Turn an image the way that its EXIF orientation says; a broken EXIF block says nothing."""
-    if "exif" not in image.info and image.format not in ("TIFF", "MPO"):
-        return image
-    try:
-        orientation = image.getexif().get(ORIENTATION_TAG, 1)
-    except Exception:
-        return image
-    method = TRANSPOSES.get(orientation)
+    method = TRANSPOSES.get(_orientation(image))
     return image if method is None else image.transpose(method)
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """Return the height and width that an image will have when it is upright; its header is enough."""
+    turned = _orientation(image) in SIDEWAYS
+    return (image.width, image.height) if turned else (image.height, image.width)
+
+
+def _orientation(image: Image.Image) -> int:
+    if "exif" not in image.info and image.format not in ("TIFF", "MPO"):
+        return 1
+    try:
+        return image.getexif().get(ORIENTATION_TAG, 1)
+    except Exception:
+        return 1
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:

@@ -1,12 +1,11 @@
 """Batches whose pixels never leave the device: a split is decoded once, kept in the device's memory, and
 augmented there.
 
-The order, the draws and the images are those of `Loader`. Producing a batch never waits for the device: what
-the host has to know (which images, how many) it computes itself.
+The order, the draws and the images are those of `HostLoader`. Producing a batch never waits for the device:
+what the host has to know (which images, how many) it computes itself.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,62 +13,58 @@ from torch import Tensor
 
 from vitreous.config import Augment, Preprocessing
 from vitreous.data.augment import REPLACE
+from vitreous.data.bad import refusal
+from vitreous.data.batch import Batch
 from vitreous.data.device_augment import BatchAugment
 from vitreous.data.device_store import Progress, fill
-from vitreous.data.loader import Batch, Loader
+from vitreous.data.host import Sampling
 from vitreous.data.mix import partners
-from vitreous.data.order import share, words
-from vitreous.data.pipeline import ATTEMPTS, SUBSTITUTE
+from vitreous.data.order import order_of, share, words
+from vitreous.data.pipeline import ATTEMPTS, SUBSTITUTE, in_views
+from vitreous.data.pixels import Pixels
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
 
 class DeviceLoader:
-    """Iterates batches of a split as `Loader` does, from pixels that it holds on the device."""
+    """Iterates batches of a split as `HostLoader` does, from pixels that it holds on the device."""
 
     def __init__(
         self,
         split: Split,
         *,
         preprocessing: Preprocessing,
-        augment: str | Augment = "none",
-        batch_size: int = 64,
+        augment: Augment | None,
+        batch_size: int,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
         device: str | torch.device = "cpu",
-        training: bool = True,
-        sampler: Literal["uniform", "balanced"] = "uniform",
-        patch_size: int | tuple[int, int] = 16,
+        sampler: Sampling = "uniform",
+        mask_step: tuple[int, int] = (16, 16),
+        views: int = 1,
         threads: int | None = None,
         progress: Progress | None = None,
         compiled: bool | None = None,
     ) -> None:
-        """Decode the split with `threads` (None: one per processor); settings as for `Loader`.
+        """Decode the split with `threads` (None: one per processor). `augment=None`: evaluation.
 
-        `compiled`: fuse the augmentation with `torch.compile`; None: on CUDA.
+        `compiled`: fuse the augmentation with `torch.compile`; None: on CUDA. The rest as in `make_loader`.
         """
-        self.host = Loader(
-            split,
-            preprocessing=preprocessing,
-            augment=augment,
-            batch_size=batch_size,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            training=training,
-            sampler=sampler,
-            cache=None,
-            patch_size=patch_size,
-        )
-        self.split, self.augment, self.order = split, self.host.augment, self.host.order
-        self.preprocessing, self.training = preprocessing, training
+        self.split, self.augment, self.views = split, augment, views
         self.rank, self.world_size = rank, world_size
         self.device = torch.device(device)
-        self.store, self.bad = fill(self.host.pipeline, self.device, threads=threads, progress=progress)
+        self.order = order_of(
+            split.targets, split.classes, batch_size, seed, augment, balanced=sampler == "balanced"
+        )
+        crops = augment is not None and augment.crop_scale is not None
+        pixels = Pixels(split, preprocessing, crops=crops, mask_step=mask_step)
+        self.store, self.bad = fill(pixels, self.device, threads=threads, progress=progress)
+        if augment is not None and (too_many := refusal(list(self.bad.values()), len(split), len(split))):
+            raise DataError(too_many)
         labels = torch.from_numpy(split.targets)
         self.labels = (labels.float() if labels.ndim == 2 else labels).to(self.device)
-        settings = self.augment or Augment(crop_scale=None, flip=0.0)
+        settings = augment or Augment(crop_scale=None, flip=0.0)
         self.batch_augment = BatchAugment(settings, preprocessing, split.classes, seed).to(self.device)
         compiled = self.device.type == "cuda" if compiled is None else compiled
         self._augmented = torch.compile(self.batch_augment, dynamic=False) if compiled else self.batch_augment
@@ -80,16 +75,13 @@ class DeviceLoader:
         """Batches in an epoch; the same on every rank."""
         return self.order.steps
 
-    def __len__(self) -> int:
-        return self.steps_per_epoch
-
     def files(self, indices: Tensor | np.ndarray | Sequence[int]) -> list[str]:
         """Return the names of images, for reports."""
-        return self.host.files(indices)
+        return [self.split.name(int(index)) for index in indices]
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         """Iterate an epoch's batches from step `start` on."""
-        return self._training(epoch, start) if self.training else self._evaluation(start)
+        return self._evaluation(start) if self.augment is None else self._training(epoch, start)
 
     @torch.no_grad()
     def _training(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -99,7 +91,8 @@ class DeviceLoader:
         rows, partner = self._rows(indices.shape[1])
         own = share(indices.shape[1], self.rank, self.world_size)
         numbers = torch.from_numpy(indices[:, own])
-        plan = self._moved(np.stack([indices[:, rows], copies[:, rows]]))
+        batches = [in_views(i, c, self.views) for i, c in zip(indices[:, rows], copies[:, rows], strict=True)]
+        plan = self._moved(np.stack([np.stack(column) for column in zip(*batches, strict=True)]))
         others = None if partner is None else self._moved(partner)
         self._epoch.fill_(epoch)
         for step in range(len(indices)):
@@ -107,8 +100,8 @@ class DeviceLoader:
 
     def _batch(self, indices: Tensor, copies: Tensor, partner: Tensor | None, numbers: Tensor) -> Batch:
         images, targets = self._augmented(self.store, self.labels, indices, copies, self._epoch, partner)
-        masks = self.store.masks
-        return Batch(images, targets, numbers, None if masks is None else masks[indices[: len(numbers)]])
+        mask = None if self.store.masks is None else self.store.masks[indices[: len(numbers) * self.views]]
+        return Batch(images, targets[: len(numbers)], numbers, mask, self.views)
 
     def _plan(self, epoch: int, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the images of the epoch's global batches and which copy each is, (steps, batch) both."""

@@ -1,6 +1,6 @@
 """A split's pixels in the device's memory: whether they fit, how they get there, how a batch takes them out.
 
-What is stored is what `Pipeline.load` returns, an image up to where randomness begins, so the device starts
+What is stored is what `Pixels.load` returns, an image up to where randomness begins, so the device starts
 from the pixels that a loader worker starts from. N images, C channels.
 """
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from vitreous.config import Augment, Preprocessing
 from vitreous.data.decode import open_header
-from vitreous.data.pipeline import Pipeline, storage_size
-from vitreous.data.split import ArrayImages, Split
+from vitreous.data.images import ArrayImages
+from vitreous.data.pixels import Pixels, storage_size
+from vitreous.data.split import Split
 from vitreous.errors import DataError
 
 SAMPLE = 256
@@ -111,7 +112,7 @@ def _bytes_each(split: Split, preprocessing: Preprocessing, crops: bool) -> floa
         except DataError:
             continue  # a bad file takes no room
         scale = max(1.0, min(width, height) / shortest)
-        scale = scale if scale > 1.5 else 1.0  # as `pipeline.shrink`
+        scale = scale if scale > 1.5 else 1.0  # as `pixels.shrink`
         areas.append(width * height / scale**2)
     if not areas:
         raise DataError(f"none of {SAMPLE} sampled images can be read: run `vitreous check` on the data")
@@ -123,35 +124,35 @@ def _size(number: float) -> str:
 
 
 def fill(
-    pipeline: Pipeline, device: torch.device, *, threads: int | None = None, progress: Progress | None = None
+    pixels: Pixels, device: torch.device, *, threads: int | None = None, progress: Progress | None = None
 ) -> tuple[Store, dict[int, str]]:
-    """Load every image of a pipeline's split once and move it to the device; return the bad ones too.
+    """Load every image of a split once and move it to the device; return the bad ones too.
 
     A bad file keeps its place, with pixels that have no meaning: who takes batches leaves it out.
     """
-    array = pipeline.array
-    if array is not None and (pipeline.crops or pipeline.takes_as_is()):
+    array = pixels.array
+    if array is not None and (pixels.crops or pixels.takes_as_is()):
         sizes = torch.tensor(array.shape[2:], device=device).expand(len(array), 2)
         canvas = (array.shape[2], array.shape[3])
         return Store(array.to(device), sizes, array.shape[1], canvas), {}
     bad: dict[int, str] = {}
-    chunks = _chunks(pipeline, bad, threads or os.cpu_count() or 1, progress)
-    return (_ragged if pipeline.crops else _fitted)(pipeline, device, chunks), bad
+    chunks = _chunks(pixels, bad, threads or os.cpu_count() or 1, progress)
+    return (_ragged if pixels.crops else _fitted)(pixels, device, chunks), bad
 
 
 def _chunks(
-    pipeline: Pipeline, bad: dict[int, str], threads: int, progress: Progress | None
+    pixels: Pixels, bad: dict[int, str], threads: int, progress: Progress | None
 ) -> Iterator[list[np.ndarray | None]]:
     """Load the split's images in order, a chunk at a time; None stands for a bad file."""
 
     def load(index: int) -> np.ndarray | None:
         try:
-            return pipeline.load(index)
+            return pixels.load(index)
         except DataError as error:
             bad[index] = str(error)
             return None
 
-    count = len(pipeline.split)
+    count = len(pixels.split)
     with ThreadPoolExecutor(threads) as pool:  # Pillow decodes outside of Python's lock
         for start in range(0, count, CHUNK):
             stop = min(start + CHUNK, count)
@@ -160,27 +161,27 @@ def _chunks(
                 progress(stop, count)
 
 
-def _fitted(pipeline: Pipeline, device: torch.device, chunks: Iterator[list[np.ndarray | None]]) -> Store:
+def _fitted(pixels: Pixels, device: torch.device, chunks: Iterator[list[np.ndarray | None]]) -> Store:
     """Store images as evaluation sees them, all of the model's size."""
-    settings, count = pipeline.preprocessing, len(pipeline.split)
+    settings, count = pixels.preprocessing, len(pixels.split)
     shape = (count, settings.channels, *settings.image_size)
-    pixels = torch.zeros(shape, dtype=torch.uint8, device=device)
+    stored = torch.zeros(shape, dtype=torch.uint8, device=device)
     sizes, masks, start = [], [], 0
     for chunk in chunks:
         loaded = [np.zeros((1, 1, settings.channels), np.uint8) if x is None else x for x in chunk]
         sizes += [x.shape[:2] for x in loaded]
-        masks += [pipeline.transform.mask(*x.shape[:2]) for x in loaded] if pipeline.pads else []
-        whole = np.stack([pipeline.transform.padded(x) for x in loaded]).transpose(0, 3, 1, 2)
-        pixels[start : start + len(chunk)] = torch.from_numpy(np.ascontiguousarray(whole)).to(device)
+        masks += [pixels.transform.mask(*x.shape[:2]) for x in loaded] if pixels.pads else []
+        whole = np.stack([pixels.transform.padded(x) for x in loaded]).transpose(0, 3, 1, 2)
+        stored[start : start + len(chunk)] = torch.from_numpy(np.ascontiguousarray(whole)).to(device)
         start += len(chunk)
     mask = torch.from_numpy(np.stack(masks)).to(device) if masks else None
-    return Store(pixels, _column(sizes, device), settings.channels, settings.image_size, masks=mask)
+    return Store(stored, _column(sizes, device), settings.channels, settings.image_size, masks=mask)
 
 
-def _ragged(pipeline: Pipeline, device: torch.device, chunks: Iterator[list[np.ndarray | None]]) -> Store:
+def _ragged(pixels: Pixels, device: torch.device, chunks: Iterator[list[np.ndarray | None]]) -> Store:
     """Store images as crops are cut from them, each in its own size, one after the other."""
-    channels = pipeline.preprocessing.channels
-    longest = LONGEST * storage_size(pipeline.preprocessing.image_size)
+    channels = pixels.preprocessing.channels
+    longest = LONGEST * storage_size(pixels.preprocessing.image_size)
     sizes, stored, parts = [], [], []
     for chunk in chunks:
         loaded = [np.zeros((1, 1, channels), np.uint8) if x is None else x for x in chunk]

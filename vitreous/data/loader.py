@@ -1,309 +1,126 @@
-"""Batches on a device, in an order that is a function of (seed, epoch, position); workers only change the
-speed."""
+"""Loaders: what training and evaluation read batches from, and the one function that makes them."""
 
-import contextlib
-import math
-import signal
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
 
 from vitreous.config import Augment, Preprocessing
-from vitreous.data import mix, operations
-from vitreous.data.augment import ERASE, MIX, TINY, Draws, normalize, preset
-from vitreous.data.cache import ImageCache
-from vitreous.data.order import Order, balanced_weights, words
-from vitreous.data.pipeline import Pipeline, Raw, storage_size
-from vitreous.data.split import ArrayImages, Split
-from vitreous.data.store import cache_root
-from vitreous.data.variation import vary
+from vitreous.data.augment import resolve
+from vitreous.data.batch import Batch
+from vitreous.data.device import DeviceLoader
+from vitreous.data.host import HostLoader, Sampling
+from vitreous.data.split import Split, typical_size
 from vitreous.errors import DataError
 
-SMALL_BATCH = 1 << 22
-"""Pixels below which a batch is not worth a second thread."""
 
+class Loader(Protocol):
+    """Batches of a split, in an order that is a function of (seed, epoch, position) and of nothing else."""
 
-@dataclass
-class Batch:
-    """One rank's part of a global batch, ready for the model."""
-
-    images: Tensor
-    """float32 (B, C, H, W), normalised, on the device."""
-    targets: Tensor
-    """int64 (B,), or float32 (B, K): several labels, or mixed ones."""
-    indices: Tensor
-    """int64 (B,), on the CPU: the images' numbers in the split."""
-    mask: Tensor | None = None
-    """bool (B, N): patches that are not padding, where images keep their aspect."""
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def parts(self, size: int) -> "list[Batch]":
-        """Temporary until the data branch is merged."""
-        if len(self) <= size:
-            return [self]
-        return [
-            Batch(
-                self.images[start : start + size],
-                self.targets[start : start + size],
-                self.indices[start : start + size],
-                None if self.mask is None else self.mask[start : start + size],
-            )
-            for start in range(0, len(self), size)
-        ]
-
-
-class _Steps(Sampler[tuple[int, int]]):
-    """The (epoch, step) pairs that the workers are asked for; changed before each epoch."""
-
-    def __init__(self) -> None:
-        self.epoch, self.steps = 0, range(0)
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter([(self.epoch, step) for step in self.steps])
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-
-class Loader:
-    """Iterates batches of a split, for training or (each image once, in order) for evaluation."""
-
-    def __init__(
-        self,
-        split: Split,
-        *,
-        preprocessing: Preprocessing,
-        augment: str | Augment = "none",
-        batch_size: int = 64,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        workers: int = 0,
-        device: str | torch.device = "cpu",
-        training: bool = True,
-        sampler: Literal["uniform", "balanced"] = "uniform",
-        cache: str | Path | None = "auto",
-        cache_limit: int | None = None,
-        patch_size: int | tuple[int, int] = 16,
-    ) -> None:
-        """`batch_size` is global: each of `world_size` ranks gets its share of it.
-
-        `cache`: "auto" keeps decoded images in the user's cache folder, a path keeps them there, None
-        nowhere."""
-        _check(split, batch_size, rank, world_size, workers, sampler)
-        self.split, self.preprocessing, self.training = split, preprocessing, training
-        self.device, self.workers, self.seed = torch.device(device), workers, seed
-        self.augment = resolve(augment, split, preprocessing) if training else None
-        self.order = Order(
-            len(split),
-            batch_size,
-            seed,
-            shuffle=training,
-            repeats=self.augment.repeats if self.augment else 1,
-            weights=balanced_weights(split.targets, split.classes)
-            if training and sampler == "balanced"
-            else None,
-        )
-        self.bad: dict[int, str] = {}
-        both = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
-        self.on_device = self.device.type != "cpu"  # colour operations in batches there, image by image here
-        self.pipeline = Pipeline(
-            split,
-            preprocessing,
-            self.augment,
-            self.order,
-            patch_size=both,
-            rank=rank,
-            world_size=world_size,
-            operate=not self.on_device,
-            cache=self._open_cache(cache, cache_limit),
-        )
-        self.steps = _Steps()
-        self._loader: DataLoader[Raw] | None = None
-
-    def _open_cache(self, cache: str | Path | None, limit: int | None) -> ImageCache | None:
-        if cache is None or cache == "none" or isinstance(self.split.images, ArrayImages):
-            return None
-        root = cache_root() / "images" if cache == "auto" else Path(cache)
-        settings = self.preprocessing
-        if self.augment is not None and self.augment.crop_scale is not None:
-            shortest = storage_size(settings.image_size)
-            transform, bytes_each = (
-                f"scaled{shortest}-{settings.channels}",
-                shortest * shortest * 2 * settings.channels,
-            )
-        else:
-            fit = (settings.image_size, settings.resize, settings.resize_size, settings.interpolation)
-            transform = f"fitted-{settings.channels}-{words(*map(ord, repr(fit))).item():x}"
-            bytes_each = settings.image_size[0] * settings.image_size[1] * settings.channels
-        opened = ImageCache(root, transform, limit)
-        opened.make_room((row.tobytes() for row in self.split.digests), bytes_each)
-        return opened
+    split: Split
+    bad: dict[int, str]
+    """Images that turned out unreadable so far, by number, and why: `file: reason`."""
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch; the same on every rank."""
-        return self.order.steps
+        ...
 
-    def __len__(self) -> int:
-        return self.steps_per_epoch
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """Iterate an epoch's batches from step `start` on."""
+        ...
 
     def files(self, indices: Tensor | np.ndarray | Sequence[int]) -> list[str]:
         """Return the names of images, for reports."""
-        return [self.split.name(int(index)) for index in indices]
-
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """Iterate an epoch's batches from step `start` on.
-
-        Evaluation may give a rank an empty batch, where the last global batch has fewer images than there are
-        ranks: all ranks then take the same number of steps.
-        """
-        raws = self._raws(epoch, start)
-        if self.device.type == "cuda":
-            yield from self._overlapped(raws, epoch)
-        else:
-            for raw in raws:
-                with self._threads():
-                    batch = self._finish(raw, epoch)
-                yield batch
-
-    @contextlib.contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Work in one thread where more would only get in the way: on small batches, and beside busy
-        workers."""
-        size = self.order.batch_size * math.prod(self.preprocessing.image_size) * self.preprocessing.channels
-        before = torch.get_num_threads()
-        if self.on_device or before == 1 or (size > SMALL_BATCH and self.workers == 0):
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-    def _raws(self, epoch: int, start: int) -> Iterator[Raw]:
-        steps = range(start, self.steps_per_epoch)
-        if self.workers == 0 or self.pipeline.array is not None:  # arrays in memory need no help
-            for step in steps:
-                with self._threads():
-                    raw = self.pipeline[epoch, step]
-                yield self._note(raw)
-            return
-        self.steps.epoch, self.steps.steps = epoch, steps
-        if self._loader is None:
-            self._loader = DataLoader(
-                self.pipeline,  # pyright: ignore[reportArgumentType]
-                sampler=self.steps,
-                batch_size=None,
-                num_workers=self.workers,
-                collate_fn=_same,
-                pin_memory=self.device.type == "cuda",
-                persistent_workers=True,
-                worker_init_fn=_leave_ctrl_c,
-                # Its own: the global one must not depend on the number of workers
-                generator=torch.Generator(),
-            )
-        try:
-            for raw in self._loader:
-                yield self._note(raw)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
-                raise
-            raise DataError(
-                f"a loader worker died ({' '.join(str(error).split())[:120]}): fewer --workers or a smaller "
-                f"batch take less memory"
-            ) from error
-
-    def _note(self, raw: Raw) -> Raw:
-        for index, reason in raw.bad:
-            self.bad.setdefault(index, reason)
-        return raw
-
-    def _overlapped(self, raws: Iterator[Raw], epoch: int) -> Iterator[Batch]:
-        """Move and augment the next batch on a stream of its own while the model works on this one."""
-        stream = torch.cuda.Stream(self.device)
-        ready: Batch | None = None
-        for raw in raws:
-            with torch.cuda.stream(stream):
-                upcoming = self._finish(raw, epoch)
-            if ready is not None:
-                yield ready
-            torch.cuda.current_stream(self.device).wait_stream(stream)
-            for tensor in (upcoming.images, upcoming.targets, upcoming.mask):
-                if tensor is not None:
-                    tensor.record_stream(torch.cuda.current_stream(self.device))
-            ready = upcoming
-        if ready is not None:
-            yield ready
-
-    def _finish(self, raw: Raw, epoch: int) -> Batch:
-        """Do on the device what is done in batches: colour operations, normalising, erasing, mixing."""
-        images = raw.images.to(self.device, non_blocking=True)
-        indices, numbers = raw.indices, torch.from_numpy(raw.indices[: raw.size])
-        targets = self._targets(indices)
-        count = raw.size
-        mask = None if raw.mask is None else raw.mask[:count].to(self.device, non_blocking=True)
-        if self.augment is None or count == 0:
-            return Batch(normalize(images[:count], self.preprocessing), targets[:count], numbers, mask)
-        draws = Draws(self.augment, self.seed, epoch, indices, raw.copies)
-        if self.on_device and draws.operate.shape[1]:
-            images = operations.apply_batch(images, operations.choose(self.augment, draws.operate))
-        numbered = (torch.from_numpy(x).to(self.device, non_blocking=True) for x in (indices, raw.copies))
-        images = vary(images, self.augment, self.seed, epoch, *numbered)
-        pixels = normalize(images, self.preprocessing)
-        height, width = self.preprocessing.image_size
-        if self.augment.erase > 0:
-            chances = draws.uniforms(ERASE, mix.ERASE_DRAWS)
-            boxes = mix.erase_boxes(chances, self.augment.erase, height, width)
-            seeds = words(self.seed, epoch, indices, raw.copies, ERASE)
-            pixels = mix.erase(pixels, boxes, seeds)
-        if raw.partner is not None:
-            own, boxes = mix.mix_shares(
-                self.augment, draws.uniforms(MIX, mix.MIX_DRAWS)[:count], height, width
-            )
-            others = torch.from_numpy(raw.partner).to(self.device)
-            pixels = mix.mix(pixels[:count], pixels[others], own, boxes)
-            soft = self._soft(targets)
-            targets = mix.mix_targets(soft[:count], soft[others], own)
-        return Batch(pixels[:count], targets[:count], numbers, mask)
-
-    def _targets(self, indices: np.ndarray) -> Tensor:
-        targets = torch.from_numpy(self.split.targets[indices])
-        if targets.ndim == 2:
-            targets = targets.float()
-        return targets.to(self.device, non_blocking=True)
-
-    def _soft(self, targets: Tensor) -> Tensor:
-        if targets.ndim == 2:
-            return targets
-        return torch.nn.functional.one_hot(targets, self.split.classes).float()
+        ...
 
 
-def resolve(augment: str | Augment, split: Split, preprocessing: Preprocessing) -> Augment:
-    """Return the augmentation for a split's images: a preset fitted to them, or what the user set,
-    checked."""
-    if isinstance(augment, str):
-        array = split.images.pixels if isinstance(split.images, ArrayImages) else None
-        tiny = array is not None and min(array.shape[1:3]) < TINY
-        augment = preset(augment, mirror=split.mirror, tiny=tiny)
-        if preprocessing.channels not in (
-            1,
-            3,
-        ):  # a preset fits what it is given to; an explicit wish is refused below
-            augment = replace(augment, randaugment=(0, 0))
-    if preprocessing.resize == "pad":
-        augment = replace(augment, crop_scale=None)  # native aspect: the whole image is seen
-    operations.check_operations(augment, preprocessing.channels)
-    return augment
+def make_loader(
+    split: Split,
+    *,
+    preprocessing: Preprocessing,
+    augment: str | Augment = "none",
+    batch_size: int = 64,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    device: str | torch.device = "cpu",
+    training: bool = True,
+    sampler: Sampling = "uniform",
+    cache: str | Path | None = "auto",
+    cache_limit: int | None = None,
+    mask_step: int | tuple[int, int] = 16,
+    views: int = 1,
+    pixels: Literal["host", "device"] = "host",
+    progress: Callable[[int, int], None] | None = None,
+) -> Loader:
+    """Return a loader of a split: for training, or (`training=False`) for each image once and in order.
+
+    Args:
+        split: The images.
+        preprocessing: How the model wants them.
+        augment: How training images are varied: a preset's name, which is fitted to the images, or in full.
+        batch_size: Images in a global batch: each of `world_size` ranks gets its share of it.
+        seed: Of the order and of all draws.
+        rank: Whose share is read.
+        world_size: How many ranks there are.
+        workers: Processes that read; 0: this one. They change nothing but the speed.
+        device: Where the batches go.
+        training: Whether images are shuffled and varied.
+        sampler: "balanced" draws every class equally often.
+        cache: Where decoded images are kept: "auto", the user's cache folder; a path; None, nowhere.
+        cache_limit: Bytes that the cache may take; None: 32 GB or half of the free disk.
+        mask_step: Height and width in pixels of what a token sees (a model config's `step`: a hybrid's is its
+            stem's stride times its patch). Where images are padded, `batch.mask` has a place for each.
+        views: How often each image comes in its batch, differently varied (see `Batch`).
+        pixels: "device": decode the split once, keep it in the device's memory, vary it there.
+        progress: Called with how many images are on the device, and how many there are.
+    """
+    _check(split, batch_size, rank, world_size, workers, sampler)
+    common: dict[str, Any] = {
+        "preprocessing": preprocessing,
+        "augment": _fitted(augment, split, preprocessing, views) if training else None,
+        "batch_size": batch_size,
+        "seed": seed,
+        "rank": rank,
+        "world_size": world_size,
+        "device": device,
+        "sampler": sampler,
+        "mask_step": (mask_step, mask_step) if isinstance(mask_step, int) else mask_step,
+        "views": _checked_views(views, training),
+    }
+    if pixels == "device":
+        return DeviceLoader(split, progress=progress, **common)
+    return HostLoader(split, workers=workers, cache=cache, cache_limit=cache_limit, **common)
+
+
+def _fitted(augment: str | Augment, split: Split, preprocessing: Preprocessing, views: int) -> Augment:
+    """Return the augmentation in full, checked against the images and the number of views."""
+    # Only a preset depends on the images' size, which has to be read from the files.
+    size = typical_size(split) if isinstance(augment, str) else preprocessing.image_size
+    full = resolve(
+        augment,
+        mirror=split.mirror,
+        size=size,
+        channels=preprocessing.channels,
+        resize=preprocessing.resize,
+    )
+    if views > 1 and (full.mixup > 0 or full.cutmix > 0):
+        raise DataError(
+            f"{views} views of an image share its target, which Mixup ({full.mixup:g}) and CutMix "
+            f"({full.cutmix:g}) would change in each: set both to 0"
+        )
+    return full
+
+
+def _checked_views(views: int, training: bool) -> int:
+    if views < 1 or (views > 1 and not training):
+        raise DataError(f"{views} views of an image: 1 or more in training, 1 in evaluation")
+    return views
 
 
 def _check(split: Split, batch_size: int, rank: int, world_size: int, workers: int, sampler: str) -> None:
@@ -319,12 +136,3 @@ def _check(split: Split, batch_size: int, rank: int, world_size: int, workers: i
         raise DataError(f"{workers} workers: 0 (in this process) or more")
     if sampler not in ("uniform", "balanced"):
         raise DataError(f"unknown sampler {sampler!r}: uniform or balanced")
-
-
-def _leave_ctrl_c(_: int) -> None:
-    """Leave Ctrl-C, which a terminal sends to every process, to the main one: it may want to save first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _same(raw: Any) -> Any:
-    return raw

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data import content, holdout
+from vitreous.data.images import ArrayImages
 from vitreous.data.sources import arrays, folders, named, parquet, shards, tables
 from vitreous.data.sources.found import Found, Label
-from vitreous.data.split import ArrayImages, Dataset, Split
+from vitreous.data.split import Dataset, Split
 from vitreous.errors import DataError, nearest
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vitreous.config import Augment
+
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -49,7 +51,8 @@ class Order:
     """Copies of an image in its global batch, each augmented differently (repeated augmentation)."""
     weights: np.ndarray | None = None
     """With weights, images are drawn with replacement in proportion to them."""
-    _epoch: tuple[int, np.ndarray] | None = field(default=None, repr=False, compare=False)
+    _epoch: tuple[int, np.ndarray, np.ndarray] | None = field(default=None, repr=False, compare=False)
+    """The last epoch that was asked for, its sequence and its occurrences: each is made once per epoch."""
 
     @property
     def steps(self) -> int:
@@ -60,9 +63,19 @@ class Order:
 
     def sequence(self, epoch: int) -> np.ndarray:
         """Return the image at each position of an epoch, before repeats."""
+        return self._made(epoch)[0]
+
+    def _made(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return an epoch's sequence, and how often each position's image came before it."""
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, self._sequence(epoch))
-        return self._epoch[1]
+            sequence = self._sequence(epoch)
+            drawn_again = self.shuffle and self.weights is not None
+            self._epoch = (
+                epoch,
+                sequence,
+                _occurrences(sequence) if drawn_again else np.zeros_like(sequence),
+            )
+        return self._epoch[1:]
 
     def _sequence(self, epoch: int) -> np.ndarray:
         positions = np.arange(self.count)
@@ -76,24 +89,36 @@ class Order:
 
     def batch(self, epoch: int, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the images of global batch `step` and which copy of the image each one is."""
-        sequence = self.sequence(epoch)
+        sequence, occurrences = self._made(epoch)
         if self.repeats == 1 or not self.shuffle:
-            indices = sequence[step * self.batch_size : (step + 1) * self.batch_size]
-            return indices, self._occurrences(sequence, step, indices)
+            part = slice(step * self.batch_size, (step + 1) * self.batch_size)
+            return sequence[part], occurrences[part]
         # Copies stand `distinct` positions apart, so neighbours (which Mixup pairs) are different images.
         distinct = -(-min(self.batch_size, self.count) // self.repeats)
         slots = np.arange(min(self.batch_size, self.count))
-        indices = sequence[(step * distinct + slots % distinct) % self.count]
-        return indices, slots // distinct
+        positions = (step * distinct + slots % distinct) % self.count
+        return sequence[positions], occurrences[positions] * self.repeats + slots // distinct
 
-    def _occurrences(self, sequence: np.ndarray, step: int, indices: np.ndarray) -> np.ndarray:
-        """Count, for draws with replacement, how often each image came earlier in the epoch."""
-        if self.weights is None or not self.shuffle:
-            return np.zeros(len(indices), np.int64)
-        start = step * self.batch_size
-        ranks = np.argsort(np.argsort(sequence, kind="stable"), kind="stable")
-        first = np.searchsorted(np.sort(sequence), indices)
-        return ranks[start : start + len(indices)] - first
+
+def _occurrences(sequence: np.ndarray) -> np.ndarray:
+    """Count, for each position of a sequence, how often its number stands at earlier ones."""
+    by_number = np.argsort(sequence, kind="stable")  # equal numbers in the order of their positions
+    ordered = sequence[by_number]
+    places = np.arange(len(sequence))
+    first = np.searchsorted(ordered, ordered)  # where each run of equal numbers begins
+    occurrences = np.empty_like(places)
+    occurrences[by_number] = places - first
+    return occurrences
+
+
+def order_of(
+    targets: np.ndarray, classes: int, batch_size: int, seed: int, augment: Augment | None, *, balanced: bool
+) -> Order:
+    """Return the order of a split's images: shuffled to train on, each once (`augment=None`) to evaluate."""
+    if augment is None:
+        return Order(len(targets), batch_size, seed, shuffle=False)
+    weights = balanced_weights(targets, classes) if balanced else None
+    return Order(len(targets), batch_size, seed, repeats=augment.repeats, weights=weights)
 
 
 def share(count: int, rank: int, world_size: int) -> slice:
@@ -103,7 +128,7 @@ def share(count: int, rank: int, world_size: int) -> slice:
 
 
 def class_weights(targets: np.ndarray, classes: int) -> np.ndarray:
-    """Return one weight a class, inverse to its number of images, with mean 1 over the images (for a
+    """Return a weight for each class, inverse to its number of images, with mean 1 over the images (for a
     loss)."""
     counts = targets.sum(0) if targets.ndim == 2 else np.bincount(targets, minlength=classes)
     present = counts > 0
@@ -113,7 +138,7 @@ def class_weights(targets: np.ndarray, classes: int) -> np.ndarray:
 
 
 def balanced_weights(targets: np.ndarray, classes: int) -> np.ndarray:
-    """Return one weight an image with which every class is drawn equally often; several labels: their
+    """Return a weight for each image, with which every class is drawn equally often; several labels: their
     mean."""
     weights = class_weights(targets, classes)
     if targets.ndim == 1:

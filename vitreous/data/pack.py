@@ -7,8 +7,9 @@ import os
 import tarfile
 from pathlib import Path
 
+from vitreous.data.images import ArrayImages
 from vitreous.data.sources.shards import LABELS_FILE
-from vitreous.data.split import ArrayImages, Dataset, Split
+from vitreous.data.split import Dataset, Split
 from vitreous.errors import DataError
 
 SHARD_BYTES = 512 << 20

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitreous import config, console, parallel
 from vitreous.config import Preprocessing
-from vitreous.data import Batch, Loader, Split
+from vitreous.data import Batch, Loader, Split, make_loader
 from vitreous.errors import DataError
 from vitreous.models.weights import Model
 
@@ -108,14 +108,14 @@ def shown(
 ) -> tuple[Loader, Iterator[tuple[Batch, Tensor]]]:
     """Return a loader of the split, and its batches with their values, under a progress bar."""
     device = next(model.parameters()).device
-    loader = Loader(
+    loader = make_loader(
         split,
         preprocessing=preprocessing,
         batch_size=min(batch_size, max(1, len(split))),
         workers=reading_workers(split, device) if workers is None else workers,
         device=device,
         training=False,
-        patch_size=model.config.step,
+        mask_step=model.config.step,
     )
     model.eval()
 

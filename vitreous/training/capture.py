@@ -88,5 +88,6 @@ def _filled(kept: Batch, batch: Batch) -> bool:
         pairs.append((kept.mask, batch.mask))
     if any(mine.shape != other.shape or mine.dtype != other.dtype for mine, other in pairs):
         return False
-    torch._foreach_copy_([mine for mine, _ in pairs], [other for _, other in pairs])
+    for mine, other in pairs:
+        mine.copy_(other)
     return True

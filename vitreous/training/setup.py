@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, TrainConfig
-from vitreous.data import Dataset, Split
-from vitreous.data.split import ArrayImages
+from vitreous.data import Dataset, Split, require_readable
+from vitreous.data.images import ArrayImages
 from vitreous.errors import DataError
 from vitreous.models import cost
 from vitreous.training import defaults, folder, recipes
@@ -65,6 +65,7 @@ def agree_on_plan(
             folder.refuse_changes(stored["options"], now, run)
             chosen.append(_stored_plan(stored, dataset))
             return
+        require_readable(dataset)
         plan = _choose(dataset, options, world, start)
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")

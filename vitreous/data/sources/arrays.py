@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vitreous.data.images import ArrayImages, Images
 from vitreous.data.sources.found import Found, Label
-from vitreous.data.split import ArrayImages, Images
 from vitreous.errors import DataError
 
 IMAGE_KEYS = ("images", "image", "x", "data")

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from vitreous.data.decode import SUFFIXES
+from vitreous.data.images import EncodedImages
 from vitreous.data.sources.found import Found, Label, split_name
-from vitreous.data.split import EncodedImages
 from vitreous.errors import DataError
 
 

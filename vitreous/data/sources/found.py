@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitreous.data.split import Images
+from vitreous.data.images import Images
 
 Label = str | int | Sequence[str] | Sequence[int]
 

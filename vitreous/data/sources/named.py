@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from vitreous.data.images import EncodedImages, Images
 from vitreous.data.sources import arrays
 from vitreous.data.sources.found import Found, Label
-from vitreous.data.split import EncodedImages, Images
 from vitreous.data.store import cache_root
 from vitreous.errors import DataError
 

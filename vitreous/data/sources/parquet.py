@@ -12,9 +12,9 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from vitreous.data.content import digest, stamp
+from vitreous.data.images import EncodedImages, Images
 from vitreous.data.sources.found import Found, Label, split_name
 from vitreous.data.sources.tables import LABEL_COLUMNS, column, from_columns, parse_labels, split_rows
-from vitreous.data.split import EncodedImages, Images
 from vitreous.data.store import cache_root, load_arrays, write_whole
 from vitreous.errors import DataError, MissingDependencyError
 

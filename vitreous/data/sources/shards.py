@@ -11,8 +11,8 @@ import numpy as np
 
 from vitreous.data.content import digest, stamp
 from vitreous.data.decode import SUFFIXES
+from vitreous.data.images import EncodedImages, Images
 from vitreous.data.sources.found import Found, Label, split_name
-from vitreous.data.split import EncodedImages, Images
 from vitreous.data.store import cache_root, load_arrays, write_whole
 from vitreous.errors import DataError
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitreous.data.images import EncodedImages, Images
 from vitreous.data.sources.found import Found, Label, split_name
-from vitreous.data.split import EncodedImages, Images
 from vitreous.errors import DataError
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath", "image", "img")

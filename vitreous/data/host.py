@@ -1,0 +1,252 @@
+"""The loader whose images are read and augmented by the host's processors, then moved to the device.
+
+Batches come in an order that is a function of (seed, epoch, position); workers only change the speed.
+"""
+
+import contextlib
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from vitreous.config import Augment, Preprocessing
+from vitreous.data import mix, operations
+from vitreous.data.augment import ERASE, MIX, Draws, normalize
+from vitreous.data.bad import refusal
+from vitreous.data.batch import Batch
+from vitreous.data.order import order_of, words
+from vitreous.data.pipeline import Pipeline, Raw, in_views
+from vitreous.data.pixels import Pixels, open_cache
+from vitreous.data.split import Split
+from vitreous.data.variation import vary
+from vitreous.errors import DataError
+
+SMALL_BATCH = 1 << 22
+"""Pixels below which a batch is not worth a second thread."""
+
+Sampling = Literal["uniform", "balanced"]
+
+
+class _Steps(Sampler[tuple[int, int]]):
+    """The (epoch, step) pairs that the workers are asked for; changed before each epoch."""
+
+    def __init__(self) -> None:
+        self.epoch, self.steps = 0, range(0)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter([(self.epoch, step) for step in self.steps])
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class HostLoader:
+    """Iterates batches of a split whose images are read and augmented by the host's processors."""
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        preprocessing: Preprocessing,
+        augment: Augment | None,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        workers: int = 0,
+        device: str | torch.device = "cpu",
+        sampler: Sampling = "uniform",
+        cache: str | Path | None = "auto",
+        cache_limit: int | None = None,
+        mask_step: tuple[int, int] = (16, 16),
+        views: int = 1,
+    ) -> None:
+        """`augment=None`: evaluation, each image once and in order. The rest as in `make_loader`."""
+        self.split, self.preprocessing, self.augment, self.views = split, preprocessing, augment, views
+        self.device, self.workers, self.seed = torch.device(device), workers, seed
+        crops = augment is not None and augment.crop_scale is not None
+        self.order = order_of(
+            split.targets, split.classes, batch_size, seed, augment, balanced=sampler == "balanced"
+        )
+        self.bad: dict[int, str] = {}
+        self.on_device = self.device.type != "cpu"  # colour operations in batches there, image by image here
+        opened = open_cache(split, preprocessing, crops=crops, where=cache, limit=cache_limit)
+        self.pipeline = Pipeline(
+            Pixels(split, preprocessing, crops=crops, mask_step=mask_step, cache=opened),
+            augment,
+            self.order,
+            rank=rank,
+            world_size=world_size,
+            operate=not self.on_device,
+            views=views,
+        )
+        self.steps = _Steps()
+        self._loader: DataLoader[Raw] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch; the same on every rank."""
+        return self.order.steps
+
+    def files(self, indices: Tensor | np.ndarray | Sequence[int]) -> list[str]:
+        """Return the names of images, for reports."""
+        return [self.split.name(int(index)) for index in indices]
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        """Iterate an epoch's batches from step `start` on.
+
+        Evaluation may give a rank an empty batch, where the last global batch has fewer images than there are
+        ranks: all ranks then take the same number of steps.
+        """
+        raws = self._raws(epoch, start)
+        if self.device.type == "cuda":
+            yield from self._overlapped(raws, epoch)
+        else:
+            for raw in raws:
+                with self._threads():
+                    batch = self._finish(raw, epoch)
+                yield batch
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Work in one thread where more would only get in the way: on small batches, and beside busy
+        workers."""
+        size = self.order.batch_size * math.prod(self.preprocessing.image_size) * self.preprocessing.channels
+        before = torch.get_num_threads()
+        if self.on_device or before == 1 or (size > SMALL_BATCH and self.workers == 0):
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def _raws(self, epoch: int, start: int) -> Iterator[Raw]:
+        steps = range(start, self.steps_per_epoch)
+        if self.workers == 0 or self.pipeline.pixels.array is not None:  # arrays in memory need no help
+            for step in steps:
+                with self._threads():
+                    raw = self.pipeline[epoch, step]
+                yield self._note(raw)
+            return
+        self.steps.epoch, self.steps.steps = epoch, steps
+        if self._loader is None:
+            self._loader = DataLoader(
+                self.pipeline,  # pyright: ignore[reportArgumentType]
+                sampler=self.steps,
+                batch_size=None,
+                num_workers=self.workers,
+                collate_fn=_same,
+                pin_memory=self.device.type == "cuda",
+                persistent_workers=True,
+                worker_init_fn=_ignore_ctrl_c,
+                # Its own: the global one must not depend on the number of workers
+                generator=torch.Generator(),
+            )
+        try:
+            for raw in self._loader:
+                yield self._note(raw)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DataError(
+                f"a loader worker died ({' '.join(str(error).split())[:120]}): fewer --workers or a smaller "
+                f"batch take less memory"
+            ) from error
+
+    def _note(self, raw: Raw) -> Raw:
+        """Remember a batch's bad files, and stop where they are too many of the whole split to train on.
+
+        An evaluation goes on: its figures are of the images that could be read, and it names the others.
+        """
+        for index, reason in raw.bad:
+            self.bad.setdefault(index, reason)
+        if raw.bad and self.augment is not None:
+            too_many = refusal(list(self.bad.values()), len(self.split), len(self.split))
+            if too_many is not None:
+                raise DataError(too_many)
+        return raw
+
+    def _overlapped(self, raws: Iterator[Raw], epoch: int) -> Iterator[Batch]:
+        """Move and augment the next batch on a stream of its own while the model works on this one."""
+        stream = torch.cuda.Stream(self.device)
+        ready: Batch | None = None
+        for raw in raws:
+            with torch.cuda.stream(stream):
+                upcoming = self._finish(raw, epoch)
+            if ready is not None:
+                yield ready
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            for tensor in (upcoming.images, upcoming.targets, upcoming.mask):
+                if tensor is not None:
+                    tensor.record_stream(torch.cuda.current_stream(self.device))
+            ready = upcoming
+        if ready is not None:
+            yield ready
+
+    def _finish(self, raw: Raw, epoch: int) -> Batch:
+        """Do on the device what is done in batches: colour operations, normalising, erasing, mixing."""
+        images = raw.images.to(self.device, non_blocking=True)
+        numbers, size = torch.from_numpy(raw.indices[: raw.size]), raw.size
+        targets = self._targets(raw.indices)
+        mask = None if raw.mask is None else raw.mask[: size * self.views].to(self.device, non_blocking=True)
+        if self.augment is None or size == 0:
+            pixels = normalize(images[:size], self.preprocessing)
+            return Batch(pixels, targets[:size], numbers, mask, self.views)
+        draws = Draws(self.augment, self.seed, epoch, *in_views(raw.indices, raw.copies, self.views))
+        if self.on_device and draws.operate.shape[1]:
+            images = operations.apply_batch(images, operations.choose(self.augment, draws.operate))
+        keys = (torch.from_numpy(key).to(self.device, non_blocking=True) for key in draws.keys[2:])
+        images = vary(images, self.augment, self.seed, epoch, *keys)
+        pixels = normalize(images, self.preprocessing)
+        if self.augment.erase > 0:
+            pixels = self._erased(pixels, draws)
+        if raw.partner is not None:
+            pixels, targets = self._mixed(pixels, targets, draws, raw.partner)
+        return Batch(pixels[: size * self.views], targets[:size], numbers, mask, self.views)
+
+    def _erased(self, pixels: Tensor, draws: Draws) -> Tensor:
+        assert self.augment is not None
+        chances = draws.uniforms(ERASE, mix.ERASE_DRAWS)
+        boxes = mix.erase_boxes(chances, self.augment.erase, *self.preprocessing.image_size)
+        return mix.erase(pixels, boxes, words(*draws.keys, ERASE))
+
+    def _mixed(
+        self, pixels: Tensor, targets: Tensor, draws: Draws, partner: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Mix the rank's images, which are the first rows, and their targets with their partners."""
+        assert self.augment is not None
+        size = len(partner)
+        chances = draws.uniforms(MIX, mix.MIX_DRAWS)[:size]
+        own, boxes = mix.mix_shares(self.augment, chances, *self.preprocessing.image_size)
+        others = torch.from_numpy(partner).to(self.device)
+        soft = self._soft(targets)
+        mixed = mix.mix(pixels[:size], pixels[others], own, boxes)
+        return mixed, mix.mix_targets(soft[:size], soft[others], own)
+
+    def _targets(self, indices: np.ndarray) -> Tensor:
+        targets = torch.from_numpy(self.split.targets[indices])
+        if targets.ndim == 2:
+            targets = targets.float()
+        return targets.to(self.device, non_blocking=True)
+
+    def _soft(self, targets: Tensor) -> Tensor:
+        if targets.ndim == 2:
+            return targets
+        return torch.nn.functional.one_hot(targets, self.split.classes).float()
+
+
+def _ignore_ctrl_c(_: int) -> None:
+    """Ignore Ctrl-C, which a terminal sends to every process: the main one decides, and may save first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _same(raw: Any) -> Any:
+    return raw
