@@ -12,7 +12,7 @@ import timm
 import torch
 
 import vitreous
-from tests.test_serve import client, wait_until_ready
+from tests.serve_client import client, wait_until_ready
 from vitreous import checkpoint, cli, evaluate, finetune, planning, tuning
 from vitreous.config import EvaluateConfig, FinetuneConfig, TrainConfig
 from vitreous.data import open_data

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous import layouts, predict
+from vitreous import files, layouts, predict
 from vitreous.errors import LayoutError
 from vitreous.layouts import timm as timm_layout
-from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
+from vitreous.models.architecture import Architecture
 from vitreous.models.weights import Model
 
 TOLERANCE = 1e-4
@@ -43,7 +43,7 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
     draft = destination.with_name(f".draft-{destination.name}")
     _remove(draft)
     try:
-        with _speaking_head(classifier.model):
+        with _random_head_if_zero(classifier.model):
             classifier.save(draft, layout)
             name, difference = _compare(classifier.model, draft, layout)
         if not difference <= TOLERANCE:
@@ -54,6 +54,7 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
         _remove(draft)
         classifier.save(draft, layout)
         draft.rename(destination)
+        files.sync_folder(destination.parent)
     finally:
         _remove(draft)
     return Conversion(
@@ -66,7 +67,7 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
 
 
 def _compare(model: Model, path: Path, layout: str) -> tuple[str, float]:
-    """Return who was asked, and the largest difference of its logits from ours on random images."""
+    """Return the library that was compared, and its largest difference from our logits on random images."""
     name, forward = _reload(path, layout, model.config)
     images = _images(model.config)
     with torch.inference_mode():
@@ -74,8 +75,8 @@ def _compare(model: Model, path: Path, layout: str) -> tuple[str, float]:
 
 
 @contextmanager
-def _speaking_head(model: Model) -> Iterator[None]:
-    """Fill a fresh head for a while: zero logits agree with anything, and would prove nothing."""
+def _random_head_if_zero(model: Model) -> Iterator[None]:
+    """Fill a head of zeros for a while: zero logits agree with anything, and would prove nothing."""
     parameters = [each for name, each in model.named_parameters() if name.startswith("head")]
     fresh = bool(parameters) and not any(each.any() for each in parameters)
     with torch.no_grad():
@@ -92,9 +93,8 @@ def _reload(path: Path, layout: str, config: Architecture) -> tuple[str, Forward
         try:
             return owners[layout](path, config)
         except ImportError:
-            pass  # not installed: our own reader is the next best witness
-    heads = config.heads if isinstance(config, ViTConfig) else None
-    return "vitreous", predict.load(path, heads=heads).model
+            pass  # not installed: our own reader is the next best proof
+    return "vitreous", predict.load(path, heads=config.heads).model
 
 
 def _with_timm(path: Path, config: Architecture) -> tuple[str, Forward]:
@@ -120,7 +120,7 @@ def _with_transformers(path: Path, config: Architecture) -> tuple[str, Forward]:
         output = model(images)
         if config.num_classes:
             return output.logits
-        if isinstance(config, ResNetConfig) or config.pre_logits:
+        if config.kind == "resnet" or config.pre_logits:
             return output.pooler_output.flatten(1)
         return output.last_hidden_state[:, 0]
 
@@ -130,7 +130,7 @@ def _with_transformers(path: Path, config: Architecture) -> tuple[str, Forward]:
 def _with_torchvision(path: Path, config: Architecture) -> tuple[str, Forward]:
     import torchvision
 
-    assert isinstance(config, ViTConfig)  # the layout has refused everything else
+    assert config.kind == "vit"  # the layout has refused everything else
     model = torchvision.models.VisionTransformer(
         image_size=config.image_size[0],
         patch_size=config.patch_size[0],
@@ -146,9 +146,7 @@ def _with_torchvision(path: Path, config: Architecture) -> tuple[str, Forward]:
 
 
 def _images(config: Architecture) -> Tensor:
-    clip = (config.frames,) if isinstance(config, ViTConfig) and config.frames else ()
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, config.in_channels, *clip, *config.image_size, generator=generator)
+    return torch.randn(2, *config.input_shape, generator=torch.Generator().manual_seed(0))
 
 
 def _remove(path: Path) -> None:

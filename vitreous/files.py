@@ -26,10 +26,7 @@ def atomic(path: Path) -> Iterator[Path]:
         yield temporary
         if temporary.stat().st_mode & 0o777 != mode:
             temporary.chmod(mode)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        publish(temporary, path)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -38,6 +35,14 @@ def atomic(path: Path) -> Iterator[Path]:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def publish(finished: Path, path: Path) -> None:
+    """Make a finished file durable, and only then give it its name."""
+    with finished.open("rb+") as file:
+        os.fsync(file.fileno())
+    finished.replace(path)
+    sync_folder(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 
+from vitreous import files
 from vitreous.errors import ModelError, VitreousError
 from vitreous.export import formats, proof
 from vitreous.export.graph import Precision, Source, describe, graph
-from vitreous.files import sync_folder
 
 __all__ = ["Export", "Precision", "Source", "export"]
 
@@ -100,11 +100,8 @@ def _check(source: Source, destination: Path) -> None:
 
 def _publish(draft: Path, destination: Path) -> int:
     """Move the files out of the draft folder, the one that people name last; return their size."""
-    files = sorted(draft.iterdir(), key=lambda file: file.name == destination.name)
-    size = sum(file.stat().st_size for file in files)
-    for file in files:
-        with file.open("rb+") as opened:
-            os.fsync(opened.fileno())
-        file.replace(destination.parent / file.name)
-    sync_folder(destination.parent)
+    made = sorted(draft.iterdir(), key=lambda file: file.name == destination.name)
+    size = sum(file.stat().st_size for file in made)
+    for file in made:
+        files.publish(file, destination.parent / file.name)
     return size

@@ -12,7 +12,6 @@ from vitreous.config import Preprocessing
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
 from vitreous.layouts.names import Rules, fuse, refuse, rename, split
-from vitreous.models.architecture import ResNetConfig
 from vitreous.models.weights import Weights
 
 ROOTS = ("params/img/", "opt/target/", "params/", "target/")
@@ -100,7 +99,7 @@ def read(container: Container, hints: Hints) -> Weights:
 def write(weights: Weights) -> Container:
     """Give one of Google's files out: the published names, or big_vision's for its kinds of pooling."""
     config = weights.config
-    if isinstance(config, ResNetConfig):
+    if config.kind == "resnet":
         refuse("google", {"norms after convolutions": not config.preactivation})
         return Container(tensors=_rename_out(weights.tensors, BIT_OUT, heads=1))
     big_vision = config.pooling != "cls" or config.placed_prefix == 0

@@ -117,7 +117,7 @@ def read(container: Container, hints: Hints) -> Weights:
 def write(weights: Weights) -> Container:
     """Give a Hugging Face folder out."""
     config = weights.config
-    if isinstance(config, ResNetConfig):
+    if config.kind == "resnet":
         tensors, document = _write_bit(weights, config)
     else:
         tensors, document = _write_vit(weights, config)
@@ -284,7 +284,7 @@ def _read_labels(document: dict[str, Any], classes: int) -> list[str] | None:
 
 def _assume_processor(config: Architecture, notes: list[str]) -> Preprocessing:
     size = config.image_size
-    if isinstance(config, ViTConfig) and _kind(config).startswith("dinov2"):
+    if config.kind == "vit" and _kind(config).startswith("dinov2"):
         notes.append("preprocessing: assumed, DINOv2's, ImageNet mean and std (no preprocessor_config.json)")
         before = (round(size[0] * 256 / 224), round(size[1] * 256 / 224))
         return Preprocessing(image_size=size, resize_size=before, **IMAGENET)

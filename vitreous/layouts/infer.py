@@ -101,7 +101,7 @@ def _heads(width: int, depth: int, mlp_width: int, notes: list[str]) -> int:
     known = {
         config.heads
         for config in zoo.VARIANTS.values()
-        if isinstance(config, ViTConfig)
+        if config.kind == "vit"
         and (config.width, config.depth, config.mlp_width) == (width, depth, mlp_width)
     }
     if len(known) != 1:

@@ -62,7 +62,7 @@ def write(weights: Weights) -> Container:
     """Give a timm state dict out, with the `config.json` from which timm builds the model."""
     weights = _fold_class_position(weights)
     config = weights.config
-    if isinstance(config, ViTConfig):
+    if config.kind == "vit":
         refuse(
             "timm",
             {
@@ -79,7 +79,7 @@ def write(weights: Weights) -> Container:
     document: dict[str, Any] = {
         "architecture": name,
         "num_classes": config.num_classes,
-        "num_features": config.width if isinstance(config, ViTConfig) else config.channels[-1],
+        "num_features": config.width,
         "pretrained_cfg": _pretrained(weights),
         **({"model_args": arguments} if arguments else {}),
         **({"label_names": weights.labels} if weights.labels else {}),
@@ -91,7 +91,7 @@ def _hints(document: dict[str, Any]) -> Hints:
     arguments = document.get("model_args") or {}
     variant = zoo.VARIANTS.get(str(document.get("architecture", "")).split(".")[0])
     hints: Hints = {}
-    if isinstance(variant, ViTConfig):
+    if variant is not None and variant.kind == "vit":
         hints = {"heads": arguments.get("num_heads", variant.heads)}
         size = (
             arguments.get("img_size") or ((document.get("pretrained_cfg") or {}).get("input_size") or [])[-2:]
@@ -107,7 +107,7 @@ def _hints(document: dict[str, Any]) -> Hints:
 
 def architecture(config: Architecture) -> tuple[str, dict[str, Any]]:
     """Return the timm model to start from, and the arguments that make it this one."""
-    if isinstance(config, ResNetConfig):
+    if config.kind == "resnet":
         depth = next((depth for depth, layers in zoo.RESNETS.items() if layers == config.layers), None)
         name = f"resnetv2_{depth}x{config.width_factor}_bit"
         if depth is None or name not in zoo.VARIANTS:
@@ -118,7 +118,7 @@ def architecture(config: Architecture) -> tuple[str, dict[str, Any]]:
         return name, arguments | ({} if config.in_channels == 3 else {"in_chans": config.in_channels})
     classes = config.num_classes
     for name, variant in zoo.VARIANTS.items():
-        if isinstance(variant, ViTConfig) and _same(variant, config):
+        if variant.kind == "vit" and _same(variant, config):
             return name, {}
     return _nearest(config), {
         "img_size": list(config.image_size),
@@ -163,7 +163,7 @@ def _same_trunk(ours: ResNetConfig, other: ResNetConfig) -> bool:
 def _nearest(config: ViTConfig) -> str:
     if config.stem is not None:
         for name, variant in zoo.VARIANTS.items():
-            if isinstance(variant, ViTConfig) and variant.stem and _same_trunk(variant.stem, config.stem):
+            if variant.kind == "vit" and variant.stem and _same_trunk(variant.stem, config.stem):
                 return name
         raise LayoutError(f"the timm layout has no place for a trunk of stages {list(config.stem.layers)}")
     if config.distilled:
@@ -203,18 +203,14 @@ def _cropped(size: tuple[int, int], crop: float, **options: Any) -> Preprocessin
 
 def _pretrained(weights: Weights) -> dict[str, Any]:
     config, preprocessing = weights.config, weights.preprocessing
-    first = "patch_embed.proj" if isinstance(config, ViTConfig) else "stem.conv"
-    if isinstance(config, ViTConfig) and config.stem is not None:
-        first = f"patch_embed.backbone.{'stem.conv' if config.stem.layers else 'conv'}"
+    classifiers = list(config.classifiers)
     document: dict[str, Any] = {
         "input_size": [config.in_channels, *config.image_size],
-        "fixed_input_size": isinstance(config, ViTConfig),
+        "fixed_input_size": config.has_attention,
         "num_classes": config.num_classes,
-        "first_conv": first,
-        "classifier": "head" if isinstance(config, ViTConfig) else "head.fc",
+        "first_conv": config.first_convolution,
+        "classifier": classifiers[0] if len(classifiers) == 1 else classifiers,
     }
-    if isinstance(config, ViTConfig) and config.distilled:
-        document["classifier"] = ["head", "head_dist"]
     if preprocessing is not None:
         resize = preprocessing.resize_size or preprocessing.image_size
         document |= {
@@ -231,7 +227,7 @@ def _pretrained(weights: Weights) -> dict[str, Any]:
 def _fold_class_position(weights: Weights) -> Weights:
     """Add the class token's position to the token itself: timm with registers has no place for it."""
     config = weights.config
-    if not isinstance(config, ViTConfig) or (config.registers, config.placed_prefix) != (
+    if config.kind != "vit" or (config.registers, config.placed_prefix) != (
         config.prefix - 1,
         1,
     ):

@@ -5,7 +5,6 @@ from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
 from vitreous.layouts.names import IMAGENET, Rules, refuse, rename
-from vitreous.models.architecture import ViTConfig
 from vitreous.models.weights import Weights
 
 IN: Rules = [
@@ -61,7 +60,7 @@ def read(container: Container, hints: Hints) -> Weights:
 def write(weights: Weights) -> Container:
     """Give a torchvision state dict out."""
     config = weights.config
-    if not isinstance(config, ViTConfig):
+    if config.kind != "vit":
         raise LayoutError("the torchvision layout has no place for BiT: choose another layout")
     refuse(
         "torchvision",

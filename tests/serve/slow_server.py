@@ -12,9 +12,9 @@ seconds = float(sys.argv[2])
 original = predict.Classifier.probabilities
 
 
-def probabilities(self: predict.Classifier, images: torch.Tensor) -> torch.Tensor:
+def probabilities(self: predict.Classifier, images: torch.Tensor, mask: None) -> torch.Tensor:
     time.sleep(seconds * len(images))
-    return original(self, images)
+    return original(self, images, mask)
 
 
 predict.Classifier.probabilities = probabilities

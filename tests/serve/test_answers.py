@@ -1,0 +1,132 @@
+"""What the server answers: the same as predict, whatever way an image is sent."""
+
+import io
+import warnings
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+import vitreous
+from tests.serve_client import client, post, wait_until_ready
+from tests.serving import Running
+from vitreous.config import Preprocessing
+from vitreous.data.augment import evaluation_transform
+from vitreous.models.architecture import ResNetConfig
+from vitreous.models.resnet import ResNet
+from vitreous.predict import Classifier
+
+
+def test_raw_and_multipart_answer_as_predict_does(
+    server: TestClient, digits: Classifier, files: list[Path]
+) -> None:
+    expected = digits.predict(files[:3])
+    form = server.post("/predict", files=[("image", (path.name, path.read_bytes())) for path in files[:3]])
+    answers = form.json()["predictions"]
+    assert [answer["file"] for answer in answers] == [path.name for path in files[:3]]
+    for answer, own, path in zip(answers, expected, files, strict=False):
+        assert (answer["label"], answer["probability"]) == (
+            own.label,
+            pytest.approx(own.probability, abs=1e-6),
+        )
+        assert [row["label"] for row in answer["top"]] == [label for label, _ in own.top]
+        raw = post(server, path.read_bytes()).json()["predictions"][0]
+        assert raw["probability"] == pytest.approx(own.probability, abs=1e-6) and raw["file"] is None
+    assert (
+        len(post(server, files[0].read_bytes(), path="/predict?top=1").json()["predictions"][0]["top"]) == 1
+    )
+
+
+def test_one_bad_image_fails_alone(server: TestClient, image: bytes) -> None:
+    parts = [
+        ("image", ("good.png", image)),
+        ("image", ("bad.png", b"\x89PNG\r\n\x1a\nbroken")),
+        ("image", ("no.txt", b"hello")),
+    ]
+    answer = server.post("/predict", files=parts)
+    assert answer.status_code == 200
+    good, bad, text = answer.json()["predictions"]
+    assert good["label"] and bad == {"file": "bad.png", "error": "unreadable_image"}
+    assert text == {"file": "no.txt", "error": "not_an_image"}
+    all_bad = server.post("/predict", files=parts[1:])
+    assert all_bad.status_code == 422 and len(all_bad.json()["predictions"]) == 2
+
+
+def test_parameters_change_how_many_labels_and_nothing_else(server: TestClient, image: bytes) -> None:
+    plain, five, one = (post(server, image, path=f"/predict{query}") for query in ("", "?top=5", "?top=1"))
+    assert plain.json() == five.json()
+    (whole,), (short,) = (answer.json()["predictions"] for answer in (plain, one))
+    assert short == {**whole, "top": whole["top"][:1]}
+
+
+def test_preprocess_returns_what_the_model_sees(
+    server: TestClient, digits: Classifier, files: list[Path]
+) -> None:
+    seen = np.asarray(Image.open(io.BytesIO(post(server, files[0].read_bytes(), path="/preprocess").content)))
+    np.testing.assert_array_equal(seen, np.asarray(Image.open(files[0])))
+
+
+def test_a_model_without_attention_serves_predictions(files: list[Path]) -> None:
+    config = ResNetConfig(layers=(1,), stem_width=32, num_classes=3, in_channels=1, image_size=(32, 32))
+    transform = evaluation_transform(Preprocessing(image_size=(32, 32), mean=(0.5,), std=(0.5,)), 32)
+    with client(Classifier(ResNet(config).eval(), transform, ["a", "b", "c"])) as made:
+        wait_until_ready(made)
+        assert post(made, files[0].read_bytes()).status_code == 200
+        assert made.get("/model").json()["attention"] is None
+        assert post(made, files[0].read_bytes(), path="/attention").status_code == 404
+
+
+def test_calibration_and_abstention_reach_the_answer(digits: Classifier, files: list[Path]) -> None:
+    about = {"calibration": {"temperature": 5.0}, "abstain": 0.9}
+    cautious = Classifier(digits.model, digits.preprocess, digits.labels, about)
+    with client(cautious) as made:
+        wait_until_ready(made)
+        answer = post(made, files[0].read_bytes()).json()["predictions"][0]
+    own = cautious.predict(files[0])[0]
+    assert answer["label"] is None and own.label is None
+    assert answer["probability"] == pytest.approx(own.probability, abs=1e-6)
+    assert own.probability < digits.predict(files[0])[0].probability
+
+
+def test_answers_agree_with_a_loaded_checkpoint(
+    process: Running, checkpoint: Path, files: list[Path]
+) -> None:
+    own = vitreous.load(checkpoint).predict(files)
+    for path, prediction in zip(files, own, strict=True):
+        answer = httpx.post(
+            f"{process.url}/predict", content=path.read_bytes(), headers={"Content-Type": "image/png"}
+        )
+        assert answer.json()["predictions"][0]["label"] == prediction.label
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert httpx.get(f"{process.url}/model").json()["labels"] == [str(digit) for digit in range(10)]
+
+
+def test_the_card_tells_no_paths(digits: Classifier) -> None:
+    about = {
+        "results": {"test": {"accuracy": 0.9}},
+        "recipe": {"epochs": 3, "out": "/home/me"},
+        "data": "/home/me",
+    }
+    classifier = Classifier(digits.model, digits.preprocess, digits.labels, about)
+    with client(classifier) as made:
+        card = made.get("/model")
+    assert card.json()["about"]["results"]["test"]["accuracy"] == 0.9
+    assert card.json()["recipe"] == {"epochs": 3} and "/home" not in card.text
+
+
+def test_metrics_count_what_happened(digits: Classifier, image: bytes) -> None:
+    with client(digits) as made:
+        wait_until_ready(made)
+        post(made, image)
+        post(made, b"text")
+        made.get("/nothing/like/this")
+        text = made.get("/metrics").text
+    assert 'vitreous_requests_total{route="/predict",status="200"} 1.0' in text
+    assert 'vitreous_requests_total{route="/predict",status="415"} 1.0' in text
+    assert 'vitreous_requests_total{route="other",status="404"} 1.0' in text
+    assert 'vitreous_images_total{outcome="answered"} 1.0' in text
+    assert "vitreous_images_inside 0.0" in text and "vitreous_ready 1.0" in text

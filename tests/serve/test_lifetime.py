@@ -1,0 +1,151 @@
+"""A server from its start to its end: settings, warming up, overload, a quiet end."""
+
+import asyncio
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from starlette.testclient import TestClient
+
+from tests.serve_client import client, post, wait_until_ready
+from tests.serving import Running, running
+from vitreous import cli
+from vitreous.errors import VitreousError
+from vitreous.predict import Classifier
+from vitreous.serve import start
+from vitreous.serve.app import create_app
+from vitreous.serve.settings import Settings
+
+SLOW = str(Path(__file__).with_name("slow_server.py"))
+
+
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(VitreousError, match="--deadline 0 is out of range"):
+        start.settings(deadline=0)
+    with pytest.raises(VitreousError, match="is no origin"):
+        start.settings(allow_origin=("example.org",))
+    (tmp_path / "token").write_text("short")
+    with pytest.raises(VitreousError, match="16 or more"):
+        start.settings(token_file=tmp_path / "token")
+    with pytest.raises(VitreousError, match="No such file"):
+        start.settings(token_file=tmp_path / "missing")
+    assert start.settings(host="10.0.0.5").hosts[-1] == "10.0.0.5"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(VitreousError, match="Address already in use"),
+    ):
+        start.listen("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(VitreousError, match="port 99999 does not exist"):
+        start.listen("127.0.0.1", 99999)
+
+
+def test_a_missing_checkpoint_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["serve", str(tmp_path / "none.safetensors")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_not_ready_until_warm(digits: Classifier, image: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    original = Classifier.probabilities
+    monkeypatch.setattr(Classifier, "probabilities", lambda *given: (gate.wait(20), original(*given))[1])
+    with client(digits) as made:
+        assert made.get("/healthz").status_code == 200
+        for answer in (made.get("/readyz"), post(made, image)):
+            assert (answer.status_code, answer.json()["error"]) == (503, "not_ready")
+            assert answer.headers["Retry-After"] == "1"
+        gate.set()
+        wait_until_ready(made)
+        assert post(made, image).status_code == 200
+
+
+def test_a_model_that_cannot_be_warmed_ends_the_server(
+    digits: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Classifier, images: Any, mask: Any) -> Any:
+        raise VitreousError("the device is gone")
+
+    monkeypatch.setattr(Classifier, "probabilities", broken)
+    failures: list[BaseException] = []
+    app = create_app(digits, "digits", Settings(hosts=("testserver",)), failures.append)
+    with TestClient(app) as made:
+        until = time.monotonic() + 20
+        while not failures:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert made.get("/readyz").status_code == 503
+    assert str(failures[0]) == "the device is gone"
+
+
+def test_sigterm_lets_requests_finish(checkpoint: Path, image: bytes, tmp_path: Path) -> None:
+    command = [SLOW, str(checkpoint), "0.8"]
+    with running(command, tmp_path) as server:
+        found: list[httpx.Response] = []
+        header = {"Content-Type": "image/png"}
+
+        def send() -> None:
+            found.append(httpx.post(f"{server.url}/predict", content=image, headers=header, timeout=30))
+
+        threads = [threading.Thread(target=send) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 10
+        while httpx.get(f"{server.url}/metrics").text.find("vitreous_images_inside 3.0") < 0:
+            assert time.monotonic() < until
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join()
+        assert [answer.status_code for answer in found] == [200, 200, 200]
+
+
+@pytest.mark.slow
+def test_overload_keeps_deadlines_and_memory(checkpoint: Path, image: bytes, tmp_path: Path) -> None:
+    """Ten times the capacity for 20 s: what is let in is answered in time, the rest is refused at once."""
+    seconds, deadline, each = 20.0, 2.0, 0.02
+    command = [SLOW, str(checkpoint), str(each)]
+    with running([*command, "--deadline", str(deadline), "--queue", "32"], tmp_path) as server:
+        memory = psutil.Process(server.process.pid)
+        asyncio.run(_press(server, image, clients=10, rate=50, seconds=2.0))
+        before = memory.memory_info().rss
+        found = asyncio.run(_press(server, image, clients=100, rate=10 / each, seconds=seconds))
+        growth = memory.memory_info().rss - before
+    accepted = [took for status, took in found if status == 200]
+    refused = sorted(took for status, took in found if status == 429)
+    assert {status for status, _ in found} == {200, 429}
+    assert len(found) > 0.5 * seconds * 10 / each, "the load was not put on the server"
+    assert len(accepted) > 0.6 * seconds / each, "capacity was lost under overload"
+    assert max(accepted) < deadline
+    assert refused[int(0.95 * len(refused))] < 0.25
+    assert growth < 30e6
+
+
+async def _press(
+    server: Running, image: bytes, clients: int, rate: float, seconds: float
+) -> list[tuple[int, float]]:
+    """Send at a rate that does not wait for answers; return each request's status and time."""
+    head = "POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: image/png\r\n"
+    head += f"Content-Length: {len(image)}\r\n\r\n"
+    found: list[tuple[int, float]] = []
+    end = time.perf_counter() + seconds
+
+    async def one(index: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        due = time.perf_counter() + index / rate
+        while (now := time.perf_counter()) < end:
+            await asyncio.sleep(max(0, due - now))
+            due += clients / rate
+            start_time = time.perf_counter()
+            writer.write(head.encode() + image)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            found.append((int(answer[9:12]), time.perf_counter() - start_time))
+        writer.close()
+        await writer.wait_closed()
+
+    await asyncio.gather(*(one(index) for index in range(clients)))
+    return found
