@@ -312,7 +312,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "data and augmentation": (
         *("data_root", "train_limit", "balance", "augment", "resize", "crop_scale", "crop_ratio", "flip"),
         *("randaugment", "three_augment", "color_jitter", "erase", "mixup", "cutmix", "mix_probability"),
-        "repeats",
+        *("repeats", "geometry", "color", "fit"),
     ),
     "optimisation": (
         *("optimizer", "schedule", "warmup", "weight_decay", "layer_decay", "clip", "ema"),

@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitreous import journal, predict
+from vitreous import journal
 from vitreous.data import Dataset, open_data
 from vitreous.errors import VitreousError
+from vitreous.predict import load
 from vitreous.report.document import Report, environment, said, warn_left_out
 from vitreous.report.evaluation import FIRST, assess, called, figure, inside, look, measured
 from vitreous.report.page import write
@@ -49,7 +50,7 @@ def _look(
     report: Report, best: Path, config: dict[str, Any], evaluation: dict[str, Any], data: Dataset | None
 ) -> None:
     """Add what needs the model, and the images where they can still be read."""
-    classifier = predict.load(best)
+    classifier = load(best)
     try:
         root, seed = config.get("data_root"), config.get("options", {}).get("seed", 0)
         splits = (data or open_data(config["data"], data_root=root, seed=seed)).splits
