@@ -227,7 +227,7 @@ class Log:
         if world.leads:
             sinks = {name: getattr(options, name) for name in ("tensorboard", "wandb", "mlflow")}
             self.journal = Journal(folder, step=at.step, about=about, **sinks)
-        self.bar = console.Progress(at.steps, done=at.step, quiet=not world.leads)
+        self.bar = console.ProgressBar(at.steps, done=at.step, quiet=not world.leads)
 
     def __enter__(self) -> "Log":
         return self

@@ -61,7 +61,7 @@ def run(
     model.eval()
     values, targets, indices = [], [], []
     started, done = time.perf_counter(), 0
-    with closing(console.Progress(len(split), what="image")) as bar:
+    with closing(console.ProgressBar(len(split), what="image")) as bar:
         for batch in loader.epoch(0):
             values.append(compute(batch.images, batch.mask).float().cpu())
             targets.append(batch.targets.cpu())
