@@ -16,15 +16,15 @@ from vitreous import console
 REPEATS = 5
 LOADERS = {
     "vitreous, sealed and verified": (
-        "import vitreous.predict",
-        "vitreous.predict.load(folder / 'sealed.safetensors')",
+        "from vitreous.predict import load",
+        "load(folder / 'sealed.safetensors')",
     ),
     "vitreous, sealed, verify=False": (
-        "import vitreous.predict",
-        "vitreous.predict.load(folder / 'sealed.safetensors', verify=False)",
+        "from vitreous.predict import load",
+        "load(folder / 'sealed.safetensors', verify=False)",
     ),
-    "vitreous, from timm's folder": ("import vitreous.predict", "vitreous.predict.load(folder / 'timm')"),
-    "vitreous, from Hugging Face's": ("import vitreous.predict", "vitreous.predict.load(folder / 'hf')"),
+    "vitreous, from timm's folder": ("from vitreous.predict import load", "load(folder / 'timm')"),
+    "vitreous, from Hugging Face's": ("from vitreous.predict import load", "load(folder / 'hf')"),
     "timm": ("import timm", "timm.create_model(f'local-dir:{folder}/timm', pretrained=True)"),
     "transformers": (
         "from transformers import ViTForImageClassification as V; "

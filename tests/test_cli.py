@@ -1,12 +1,22 @@
 """The command line: help at once, results on stdout, one line of error on stderr, exit 0, 1 or 2."""
 
+import errno
 import json
+import shlex
 import subprocess
 import sys
+from dataclasses import fields, make_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
-from vitreous import cli
+from tests.conftest import digits_files
+from vitreous import api, cli
+from vitreous.cli import flags, verbs
+from vitreous.config import EvaluateConfig, FinetuneConfig, PredictConfig, ProbeConfig, TrainConfig
+from vitreous.options import descriptions, from_keywords
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,9 +59,176 @@ def test_wrong_usage_exits_2() -> None:
         assert "Traceback" not in result.stderr
 
 
+def test_a_mistyped_verb_or_flag_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["trian"]) == 2
+    assert capsys.readouterr().err == (
+        "error: unknown verb 'trian'; did you mean train? (vitreous --help explains them)\n"
+    )
+    assert cli.main(["zzzzzz"]) == 2
+    assert "the verbs are models, check, train" in capsys.readouterr().err
+    assert cli.main(["train", "--epoch", "3"]) == 2
+    assert "--epochs" in capsys.readouterr().err
+
+
 def test_version_and_bare_call() -> None:
     assert run("--version").stdout.startswith("vitreous 0.")
-    assert "models" in run().stdout
+    assert run().stdout == run("--help").stdout
+
+
+def test_the_overview_has_a_line_for_each_verb_and_general_option() -> None:
+    lines = cli.overview(80).splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in [*cli.VERBS, "-h, --help", "--version", "--debug"]:
+        assert [line for line in lines if line.startswith(f"  {name} ")], name
+    assert len([line for line in lines if line.startswith("  ")]) == len(cli.VERBS) + 3  # one line each
+
+
+@pytest.fixture(params=[80, 120])
+def terminal(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    return request.param
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_fits_the_terminal_and_shows_no_python(
+    verb: str, terminal: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    usage, *lines = shown.splitlines()
+    assert max(map(len, lines)) <= terminal
+    assert usage.startswith(f"usage: vitreous {verb} ")
+    for odd in ("None", "options options", "(default: )", "(default: False)", "INT", "STR", "FLOAT"):
+        assert odd not in shown
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_help_opens_with_two_examples_that_parse(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = cli.description(verb).partition("Examples:\n")[2].splitlines()
+    assert len(lines) == 2
+    called = []
+    stub = wraps(cli.VERBS[verb])(lambda *arguments, **options: called.append(options))
+    monkeypatch.setitem(cli.VERBS, verb, stub)
+    for line in lines:
+        program, name, *arguments = shlex.split(line)
+        assert (program, name, cli.main([name, *arguments])) == ("vitreous", verb, 0), capsys.readouterr().err
+    assert len(called) == 2
+
+
+@pytest.mark.parametrize("config", [TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig])
+def test_every_field_of_a_large_config_has_a_group_and_a_description(config: type[Any]) -> None:
+    groups = flags.grouped(config)
+    placed = [name for names in groups.values() for name in names]
+    assert sorted(placed) == sorted(field.name for field in fields(config))
+    assert flags.OTHERS not in groups, f"add to config.GROUPS: {groups.get(flags.OTHERS)}"
+    assert next(iter(groups)) == "main"
+    described = descriptions(config)
+    assert [name for name in placed if name not in described] == []
+
+
+def test_a_field_without_a_group_is_still_a_flag() -> None:
+    names = [f"new_{number}" for number in range(flags.SMALL + 1)]
+    config = make_dataclass("Config", [(name, int, 0) for name in [*names, "epochs"]])
+    assert flags.grouped(config) == {"main": ["epochs"], flags.OTHERS: names}
+
+
+def test_options_stand_in_their_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    order = ["main options", "--epochs N", "model options", "--drop-path X", "data and augmentation options"]
+    order += ["--augment {auto,none", "optimisation options", "--optimizer {auto,adamw", "hardware options"]
+    order += ["--workers N", "logging and file options", "--save-every N"]
+    places = [shown.index(each) for each in order]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("config", [TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig, PredictConfig])
+def test_the_command_line_has_the_defaults_of_the_config(
+    config: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[dict[str, Any]] = []
+
+    def verb(*, options: Any) -> None:
+        """Keep the options."""
+        found.append(options)
+
+    verb.__annotations__["options"] = Annotated[dict[str, Any], flags.of(config)]
+    monkeypatch.setitem(cli.VERBS, "verb", verb)
+    assert cli.main(["verb"]) == 0
+    assert from_keywords(config, found[0], "verb") == config()
+
+
+def test_auto_can_be_written() -> None:
+    found: list[TrainConfig] = []
+
+    def train(data: str, **options: Any) -> None:
+        found.append(from_keywords(TrainConfig, options, "train"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "train", train)
+        patch.setattr(verbs, "_show_run", lambda run: None)
+        words = ["train", "--lr", "auto", "--image-size", "auto", "--model", "auto", "--optimizer", "auto"]
+        assert cli.main([*words, "--patch-size", "4", "--epochs", "2"]) == 0
+    assert found == [TrainConfig(patch_size=(4,), epochs=2)]
+
+
+WRITERS = {
+    "train": ["train", "digits", "--epochs", "1", "--out", "OUT"],
+    "finetune": ["finetune", "CKPT", "digits", "--epochs", "1", "--out", "OUT"],
+    "evaluate": ["evaluate", "CKPT", "digits", "--out", "OUT"],
+    "probe": ["probe", "CKPT", "digits", "--method", "knn", "--cache", "OUT"],
+    "predict": ["predict", "CKPT", "IMAGE", "--out", "OUT/labels.csv"],
+    "inspect": ["inspect", "CKPT", "--out", "OUT"],
+    "export": ["export", "CKPT", "OUT/a.pt2"],
+    "convert": ["convert", "CKPT", "OUT/a.safetensors", "--to", "vitreous"],
+    "check pack": ["check", "digits", "--pack", "OUT"],
+    "check grid": ["check", "digits", "--grid", "OUT/grid.png"],
+}
+
+
+@pytest.mark.parametrize("place", ["FILE", "FILE/below", "/proc/no/folder"])
+@pytest.mark.parametrize("verb", WRITERS)
+def test_a_place_that_cannot_be_written_is_the_users_error(
+    verb: str, place: str, digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image, file = digits_files(tmp_path, count=1)[0], tmp_path / "file"
+    file.write_text("kept")
+    names = {"CKPT": str(digits_file), "IMAGE": str(image), "OUT": place.replace("FILE", str(file))}
+    words = WRITERS[verb]
+    for name, value in names.items():
+        words = [word.replace(name, value) for word in words]
+    assert cli.main(words) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ") and "bug" not in error
+    assert str(file) in error or "/proc/no" in error
+    assert ".draft" not in error
+    assert file.read_text() == "kept" and sorted(tmp_path.iterdir()) == sorted([image, file])
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "a/b"),
+            "can't use a/b: permission denied: choose",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device", "a/.b.12.part"), "can't use a: no space left on"),
+        (OSError(errno.ENOSPC, "No space left on device"), "can't use .: no space left on device: make room"),
+        (
+            IsADirectoryError(errno.EISDIR, "Is a directory", b"a"),
+            "can't use a: is a directory: give the name",
+        ),
+        (OSError("odd"), "unexpected OSError: odd (this is a bug; run again with --debug to see where)"),
+        (
+            ValueError("odd"),
+            "unexpected ValueError: odd (this is a bug; run again with --debug to see where)",
+        ),
+    ],
+)
+def test_what_the_system_says_of_a_path_is_no_bug(error: Exception, line: str) -> None:
+    assert cli.explain(error).startswith(line)
 
 
 @pytest.mark.parametrize("verb", [None, *cli.VERBS])

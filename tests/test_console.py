@@ -15,15 +15,11 @@ class Terminal(io.StringIO):
 
 def test_a_table_is_plain_and_aligned_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
     console.table(["name", "count", "share"], [["a", 1234, 0.5], ["long name", 5, 0.0012]])
-    assert (
-        capsys.readouterr().out.splitlines()
-        == [
-            "name       count   share",
-            "a          1,234    0.50",
-            "long name      5  1.2e-03",
-        ]
-        or capsys.readouterr().out == ""
-    )
+    assert capsys.readouterr().out.splitlines() == [
+        "name       count    share",
+        "a          1,234     0.50",
+        "long name      5  1.2e-03",
+    ]
 
 
 def test_a_table_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,11 +56,11 @@ def test_times_and_sizes_for_people() -> None:
 
 
 def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = console.Progress(10, every=0.0)
+    bar = console.ProgressBar(10, every=0.0)
     bar.update(4, 10, "loss 0.5", left=90.0)
     bar.update(10, 10, "loss 0.1")
     bar.close()
-    quiet = console.Progress(10, quiet=True)
+    quiet = console.ProgressBar(10, quiet=True)
     quiet.update(10, 10, "nothing")
     quiet.close()
     shown = capsys.readouterr()
@@ -75,7 +71,7 @@ def test_progress_as_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    bar = console.Progress(10)
+    bar = console.ProgressBar(10)
     bar.update(4, 10, "loss [0.5]")
     bar.close()
     assert "4/10" in terminal.getvalue() and "loss [0.5]" in terminal.getvalue()

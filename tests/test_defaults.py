@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from vitreous.defaults import Facts, Plan, choose, seconds
 
 from vitreous.config import TrainConfig
-from vitreous.defaults import Facts, Plan, choose, seconds
 from vitreous.errors import ModelError, OptionError
 from vitreous.models import zoo
 from vitreous.models.architecture import ResNetConfig, ViTConfig

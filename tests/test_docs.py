@@ -1,5 +1,6 @@
 """README and docs: every Python snippet runs and prints what its comments promise; every command runs."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -24,7 +25,8 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 def run(command: list[str], folder: Path) -> str:
     (folder / "tests").symlink_to(ROOT / "tests")
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    this_tree = {**os.environ, "PYTHONPATH": str(ROOT)}  # not another one that happens to be installed
+    result = subprocess.run(command, cwd=folder, env=this_tree, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import timm
 import torch
+from vitreous.finetune import finetune, recipe
 
 import vitreous
 from tests.serve_client import client, wait_until_ready
@@ -17,13 +18,14 @@ from vitreous import checkpoint, cli, evaluate, finetune, planning, tuning
 from vitreous.config import EvaluateConfig, FinetuneConfig, TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import DataError, ModelError
+from vitreous.evaluate import evaluate
 from vitreous.export import export
 from vitreous.models import adapt
 from vitreous.predict import Classifier
 
 
 def with_recipe(options: FinetuneConfig, images: int) -> TrainConfig:
-    return planning.filled(options, finetune.recipe(options, images))
+    return planning.filled(options, recipe(options, images))
 
 
 def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
@@ -37,8 +39,8 @@ def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
     assert with_recipe(FinetuneConfig(time_budget="1m"), 500).epochs is None
     assert with_recipe(FinetuneConfig(recipe="none"), 500) == FinetuneConfig(recipe="none")
     given = FinetuneConfig(optimizer="adamw", layer_decay=1.0, clip=0.0, ema=0.9)
-    for recipe in ("paper", "modern"):
-        kept = with_recipe(replace(given, recipe=recipe), 500)
+    for name in ("paper", "modern"):
+        kept = with_recipe(replace(given, recipe=name), 500)
         assert (kept.optimizer, kept.layer_decay, kept.clip, kept.ema) == ("adamw", 1.0, 0.0, 0.9)
 
 
@@ -49,7 +51,7 @@ def test_each_way_to_tune_learns_and_seals_an_ordinary_model(
 ) -> None:
     before = checkpoint.read(digits_file)
     options = FinetuneConfig(out=str(tmp_path / "run"), tune=tune, epochs=3, lr=3e-3, device="cpu", workers=0)
-    result = finetune.finetune(str(digits_file), "digits", options)
+    result = finetune(str(digits_file), "digits", options)
     after = checkpoint.read(tmp_path / "run" / "best.safetensors")
     assert after.tensors.keys() == before.tensors.keys()
     assert after.preprocessing == before.preprocessing
@@ -149,16 +151,16 @@ def test_several_labels_from_training_to_prediction(
     assert not any("accuracy" in row for row in rows if row.get("split") not in ("val", "test"))
     assert "mean average precision" in (out / "report.html").read_text()
     best = str(out / "best.safetensors")
-    before = evaluate.evaluate(best, str(pairs), EvaluateConfig())
+    before = evaluate(best, str(pairs), EvaluateConfig())
     assert before["mean_average_precision"] == pytest.approx(
         results["test"]["mean_average_precision"], abs=1e-6
     )
     assert before["accuracy"] == pytest.approx(results["test"]["accuracy"], abs=1e-6)
-    after = evaluate.evaluate(best, str(pairs), EvaluateConfig(calibrate=True, out=str(tmp_path / "page")))
+    after = evaluate(best, str(pairs), EvaluateConfig(calibrate=True, out=str(tmp_path / "page")))
     assert after["f1"] > before["f1"]
     assert cli.main(["evaluate", best, str(pairs), "--out", str(tmp_path / "page"), "--compare", best]) == 0
     with pytest.raises(DataError, match="need one label an image"):
-        evaluate.evaluate(best, str(pairs), EvaluateConfig(corruptions=True))
+        evaluate(best, str(pairs), EvaluateConfig(corruptions=True))
     assert (tmp_path / "page" / "report.html").is_file()
 
     classifier, split = vitreous.load(best), open_data(pairs).splits["test"]
@@ -223,6 +225,6 @@ def test_a_run_goes_on_with_its_own_checkpoint_only(
 def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="expected full, head, lora"):
         options = FinetuneConfig(out=str(tmp_path / "run"), tune="some", epochs=1, device="cpu")
-        finetune.finetune(str(digits_file), "digits", options)
+        finetune(str(digits_file), "digits", options)
     assert not (tmp_path / "run").exists()
     assert cli.main(["finetune", "nothing.safetensors", "digits", "--out", str(tmp_path / "x")]) == 1

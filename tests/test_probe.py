@@ -8,23 +8,24 @@ import numpy as np
 import pytest
 
 import vitreous
-from vitreous import cli, probe
+from vitreous import cli
 from vitreous.config import ProbeConfig
 from vitreous.data import open_data
 from vitreous.errors import DataError, ModelError
 from vitreous.evals import features
+from vitreous.probe import probe, suite
 
 
 def test_every_method_finds_the_digits(digits_file: Path, tmp_path: Path) -> None:
     options = ProbeConfig(cache=str(tmp_path), shots=(1, 10), seeds=3)
-    found = probe.probe(str(digits_file), "digits", options)
+    found = probe(str(digits_file), "digits", options)
     assert found["knn"]["accuracy"] > 0.85 and found["linear"]["accuracy"] > 0.85
     assert found["fewshot"]["shots"]["10"]["accuracy"] > found["fewshot"]["shots"]["1"]["accuracy"]
     assert found["fewshot"]["accuracy"] == found["fewshot"]["shots"]["10"]["accuracy"]
     low, high = found["linear"]["interval"]
     assert low <= found["linear"]["accuracy"] <= high
     json.dumps(found)
-    again = probe.probe(str(digits_file), "digits", ProbeConfig(cache=str(tmp_path), method="knn"))
+    again = probe(str(digits_file), "digits", ProbeConfig(cache=str(tmp_path), method="knn"))
     assert set(again) == {"knn"} and again["knn"]["metric"] == "accuracy"
     assert again["knn"]["accuracy"] == found["knn"]["accuracy"]
     assert len(list(tmp_path.glob("*.npz"))) == 3  # one a split, made once
@@ -56,13 +57,13 @@ def test_a_suite_says_what_it_lacks_and_averages_the_rest(digits_file: Path, tmp
         '[c]\ngroup = "structured"\nunavailable = "ask its owner"\n'
     )
     options = ProbeConfig(cache=str(tmp_path / "cache"), method="knn")
-    found = probe.suite(str(digits_file), str(tmp_path / "suite.toml"), options)
+    found = suite(str(digits_file), str(tmp_path / "suite.toml"), options)
     assert found["train_images"] == 1000
     assert found["means"]["natural"]["knn"] == found["tasks"][0]["knn"] > 0.8
     assert "no data at" in found["tasks"][1]["error"] and found["tasks"][2]["error"] == "ask its owner"
     assert found["means"]["structured"] == {}
     few = ProbeConfig(cache=str(tmp_path / "cache"), method="knn", train_limit=1000)
-    alone = probe.probe(str(digits_file), "digits", replace(few, metric="mean_per_class_accuracy"))
+    alone = probe(str(digits_file), "digits", replace(few, metric="mean_per_class_accuracy"))
     assert alone["knn"]["features"] | {"seconds": 0} == {
         "width": 32,
         "train": 800,
@@ -77,7 +78,7 @@ def test_several_labels_are_probed_by_average_precision(
     digits_file: Path, pairs: Path, tmp_path: Path
 ) -> None:
     options = ProbeConfig(cache=str(tmp_path / "cache"))
-    found = probe.probe(str(digits_file), str(pairs), options)
+    found = probe(str(digits_file), str(pairs), options)
     assert found["knn"]["metric"] == "mean_average_precision" and "fewshot" not in found
     assert (
         found["linear"]["mean_average_precision"] > 0.5 > 2 * 0.19
@@ -86,7 +87,7 @@ def test_several_labels_are_probed_by_average_precision(
     assert low <= found["knn"]["mean_average_precision"] <= high
     for wrong in (replace(options, method="fewshot"), replace(options, metric="accuracy")):
         with pytest.raises(DataError, match="several"):
-            probe.probe(str(digits_file), str(pairs), wrong)
+            probe(str(digits_file), str(pairs), wrong)
 
 
 def test_from_the_command_line(digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,22 +1,48 @@
-"""The public surface: these names and no others, loaded on first use."""
+"""The public surface: these names and no others, loaded on first use, never hidden by a module."""
 
+import inspect
 import subprocess
 import sys
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
 import vitreous
+from vitreous import config
+
+CONFIGS: dict[str, type[Any]] = {
+    "convert": config.ConvertConfig,
+    "evaluate": config.EvaluateConfig,
+    "export": config.ExportConfig,
+    "finetune": config.FinetuneConfig,
+    "inspect": config.InspectConfig,
+    "predict": config.PredictConfig,
+    "probe": config.ProbeConfig,
+    "train": config.TrainConfig,
+}
 
 
 def test_the_public_names_are_these() -> None:
     assert vitreous.__all__ == [
         "Classifier",
+        "Figures",
+        "Run",
         "VitreousError",
         "__version__",
         "attention_maps",
+        "check",
+        "convert",
         "create_model",
+        "evaluate",
+        "export",
+        "finetune",
+        "inspect",
         "list_models",
         "load",
+        "predict",
+        "probe",
+        "train",
     ]
     for name in vitreous.__all__:
         assert getattr(vitreous, name) is not None
@@ -24,10 +50,50 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_importing_the_package_imports_no_torch() -> None:
-    program = "import sys, vitreous; vitreous.list_models('B'); sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, vitreous; vitreous.list_models('B'); vitreous.train; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'creat_model'"):
         _ = vitreous.creat_model
+
+
+def test_no_import_of_a_module_hides_a_public_name() -> None:
+    """`import vitreous.evaluate` binds the module to the package, unless the package refuses."""
+    program = """
+import importlib, pkgutil, types, vitreous
+for each in pkgutil.walk_packages(vitreous.__path__, "vitreous."):
+    if not each.name.endswith("__main__"):
+        importlib.import_module(each.name)
+import vitreous.evaluate, vitreous.predict.classifier
+from vitreous import evaluate, predict
+from vitreous.evaluate import evaluate as work
+from vitreous.predict import Classifier
+assert evaluate is vitreous.evaluate and predict is vitreous.predict and work is not evaluate
+for name in vitreous.__all__:
+    assert not isinstance(getattr(vitreous, name), types.ModuleType), name
+assert isinstance(vitreous.models, types.ModuleType)
+vitreous.train = 1
+assert vitreous.train == 1
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("verb", CONFIGS)
+def test_a_verb_has_the_options_and_defaults_of_its_config(verb: str) -> None:
+    parameters = inspect.signature(getattr(vitreous, verb)).parameters.values()
+    options = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    assert options == {each.name: each.default for each in fields(CONFIGS[verb])}
+
+
+@pytest.mark.parametrize("verb", CONFIGS)
+def test_an_unknown_option_is_refused_before_anything_is_read(verb: str) -> None:
+    known = fields(CONFIGS[verb])[-1].name
+    arguments = {"convert": ("a", "b", "hf"), "train": ("no-data",)}.get(verb, ("no-file", "no-data"))
+    with pytest.raises(vitreous.VitreousError) as caught:
+        getattr(vitreous, verb)(*arguments, **{f"{known}x": 1})
+    assert str(caught.value) == f"{verb} has no option '{known}x'; did you mean {known}?"

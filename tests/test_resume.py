@@ -19,12 +19,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from vitreous.resume import Checkpoints, RunLock
 
 from tests import ranks
 from tests.tiny import Tiny, batch
 from vitreous import optim, parallel, resume
 from vitreous.errors import DiskFullError, ResumeError
-from vitreous.resume import Checkpoints, RunLock
 
 
 def tensors_of(step: int) -> dict[str, Tensor]:

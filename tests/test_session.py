@@ -3,9 +3,8 @@
 import time
 
 import pytest
-
-from vitreous import train
 from vitreous.session import Clock, Progress
+from vitreous.train import _evaluation_due, _fit_steps
 
 
 class Time:
@@ -36,7 +35,7 @@ def test_a_budget_is_used_and_kept(
         clock_time.now += first
         clock.step()
     clock.judging, clock.afterwards = 0.5 * judging, 2.0  # a guess, as before the first evaluation
-    at = Progress(steps=train._fit_steps(Progress(), per_epoch, clock))
+    at = Progress(steps=_fit_steps(Progress(), per_epoch, clock))
     evaluations = 0
     while at.step < at.steps:
         clock_time.now += first if at.step < 30 else then
@@ -46,8 +45,8 @@ def test_a_budget_is_used_and_kept(
         if late:
             at.steps = at.step
         elif at.step % max(1, at.steps // 50) == 0:
-            at.steps = train._fit_steps(at, per_epoch, clock)
-        if train._evaluation_due(at, per_epoch):
+            at.steps = _fit_steps(at, per_epoch, clock)
+        if _evaluation_due(at, per_epoch):
             clock_time.now += judging
             clock.judged()
             evaluations += 1

@@ -22,18 +22,18 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from vitreous.defaults import Plan
+from vitreous.outcome import Result
+from vitreous.train import Accumulate, split, supervised, train
 
 import vitreous
 from tests import ranks
 from vitreous import cli, journal, optim, parallel, session
 from vitreous.config import TrainConfig
 from vitreous.data import Batch, Dataset, make_loader, open_data
-from vitreous.defaults import Plan
 from vitreous.errors import DiskFullError, ResumeError, TrainingError
 from vitreous.models import zoo
 from vitreous.objectives import Objective
-from vitreous.outcome import Result
-from vitreous.train import Accumulate, split, supervised, train
 
 OPTIONS = TrainConfig(
     epochs=6, batch_size=16, patch_size=(4,), augment="light", ema=0.9, drop_path=0.1, device="cpu", lr=2e-3

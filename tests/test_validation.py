@@ -8,12 +8,12 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, top_k_accuracy_score
 from torch import Tensor, nn
+from vitreous.evals.validation import Details, mean_loss, rank_of_label, validate
 
 from tests import ranks
 from vitreous import parallel
 from vitreous.config import Preprocessing
 from vitreous.data import Loader, Split, make_loader, open_data
-from vitreous.evals.validation import Details, mean_loss, rank_of_label, validate
 from vitreous.objectives.supervised import Supervised
 
 ALONE = parallel.World(device=torch.device("cpu"))

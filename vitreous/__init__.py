@@ -3,13 +3,26 @@
 The names below are the whole public surface. They load on first use: importing the package costs nothing.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from vitreous.version import __version__
 
 if TYPE_CHECKING:
+    from vitreous.api import Run as Run
+    from vitreous.api import check as check
+    from vitreous.api import convert as convert
+    from vitreous.api import evaluate as evaluate
+    from vitreous.api import export as export
+    from vitreous.api import finetune as finetune
+    from vitreous.api import inspect as inspect
+    from vitreous.api import predict as predict
+    from vitreous.api import probe as probe
+    from vitreous.api import train as train
     from vitreous.errors import VitreousError as VitreousError
+    from vitreous.figures import Figures as Figures
     from vitreous.inspection import attention_maps as attention_maps
     from vitreous.models.zoo import create_model as create_model
     from vitreous.models.zoo import list_models as list_models
@@ -18,22 +31,60 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Classifier": "vitreous.predict",
+    "Figures": "vitreous.figures",
+    "Run": "vitreous.api",
     "VitreousError": "vitreous.errors",
     "attention_maps": "vitreous.inspection",
+    "check": "vitreous.api",
+    "convert": "vitreous.api",
     "create_model": "vitreous.models.zoo",
+    "evaluate": "vitreous.api",
+    "export": "vitreous.api",
+    "finetune": "vitreous.api",
+    "inspect": "vitreous.api",
     "list_models": "vitreous.models.zoo",
     "load": "vitreous.predict",
+    "predict": "vitreous.api",
+    "probe": "vitreous.api",
+    "train": "vitreous.api",
 }
 
 __all__ = [
     "Classifier",
+    "Figures",
+    "Run",
     "VitreousError",
     "__version__",
     "attention_maps",
+    "check",
+    "convert",
     "create_model",
+    "evaluate",
+    "export",
+    "finetune",
+    "inspect",
     "list_models",
     "load",
+    "predict",
+    "probe",
+    "train",
 ]
+
+
+class _Package(ModuleType):
+    """The package, in which a public name is never hidden by a submodule of the same name.
+
+    On import Python binds a submodule to its package: `import vitreous.evaluate` would turn the function
+    `vitreous.evaluate` into that module. Here it stays the function; `from vitreous.evaluate import ...`
+    finds the module by its full name, as always.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,10 @@
-"""What people can set, as frozen dataclasses; a field's docstring is its `--help`. No torch, no work done."""
+"""What people can set, as frozen dataclasses; a field's docstring is its `--help`. No torch, no work done.
 
-from dataclasses import dataclass
-from typing import Literal
+An option that is None is chosen for the user and written `auto`, unless its metadata is `NOT_GIVEN`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Resize = Literal["cover", "exact", "pad", "none"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -12,6 +15,10 @@ Balance = Literal["none", "loss", "sampler"]
 Fit = Literal["cover", "pad", "stretch"]
 Compile = Literal["none", "blocks", "whole"]
 Loss = Literal["softmax", "sigmoid"]
+Layout = Literal["vitreous", "timm", "hf", "google", "torchvision"]
+
+NOT_GIVEN: dict[str, Any] = {"auto": False}
+"""Metadata of a field whose None means that there is no such thing, rather than one that is chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +55,7 @@ class Augment:
     flip: float = 0.5
     """Probability of a mirrored image."""
     randaugment: tuple[int, int] = (0, 0)
-    """RandAugment(n, m): n operations an image, at magnitude m of torchvision's 0 to 30. n = 0: none."""
+    """RandAugment(n, m): n operations per image, at magnitude m of torchvision's 0 to 30. n = 0: none."""
     three_augment: bool = False
     """DeiT III's 3-Augment: one of gray, solarize and blur for each image."""
     color_jitter: float = 0.0
@@ -76,14 +83,14 @@ class Augment:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How a model is trained. What is None is chosen from data and hardware, and said with its reason."""
+    """How a model is trained. What is auto is chosen from data and hardware, and shown with its reason."""
 
     out: str | None = None
-    """The run folder; None: runs/NAME-OF-DATA. The same command again goes on where it stopped."""
-    recipe: str | None = None
+    """The run folder; auto: runs/NAME-OF-DATA. The same command again goes on where it stopped."""
+    recipe: str | None = field(default=None, metadata=NOT_GIVEN)
     """A run folder or a sealed file: everything of its plan that no other option says otherwise."""
     model: str | None = None
-    """A name of `vitreous models`, by timm or the paper; None: a size that fits the data."""
+    """A name of `vitreous models`, by timm or the paper; auto: a size that fits the data."""
     image_size: tuple[int, ...] | None = None
     """Height and width that the model sees; one number: a square."""
     patch_size: tuple[int, ...] | None = None
@@ -92,34 +99,34 @@ class TrainConfig:
     """Stochastic depth of the last block."""
     epochs: int | None = None
     """Passes over the training images."""
-    time_budget: str | None = None
+    time_budget: str | None = field(default=None, metadata=NOT_GIVEN)
     """Train as long as fits into this time, such as 90s, 10m or 1.5h, instead of a number of epochs."""
     batch_size: int | None = None
     """Images per step, over all ranks and micro-batches."""
     optimizer: Optimizer | None = None
-    """None: AdamW, or what the recipe says."""
+    """auto: AdamW, or what the recipe says."""
     lr: float | None = None
     """Peak learning rate."""
     schedule: Schedule | None = None
-    """How the learning rate falls; None: cosine, as all recipes."""
+    """How the learning rate falls; auto: cosine, as all recipes."""
     warmup: float | None = None
-    """Part of all steps over which the learning rate rises; None: 0.1."""
+    """Part of all steps over which the learning rate rises; auto: 0.1."""
     weight_decay: float | None = None
     """As AdamW takes it (big_vision's wd over its learning rate); norms, biases, positions don't decay."""
     layer_decay: float | None = None
-    """Each layer below the head learns at this times the rate of the one above; None: 1, or the recipe's."""
+    """Each layer below the head learns at this times the rate of the one above; auto: 1, or the recipe's."""
     clip: float | None = None
-    """Largest norm of the gradient; 0: any; None: 1."""
+    """Largest norm of the gradient; 0: any; auto: 1."""
     ema: float | None = None
     """Decay of the weights' moving average, which is what is evaluated and kept; 0: none."""
     loss: Loss | None = None
-    """softmax: one class per image; sigmoid: a yes or no for each class. None: by the kind of labels."""
+    """softmax: one class per image; sigmoid: a yes or no for each class. auto: by the kind of labels."""
     label_smoothing: float | None = None
     """Share of each target that is spread over all classes."""
     binary_targets: bool = False
     """With --loss sigmoid: every class that is mixed into an image counts as fully there (DeiT III)."""
     seed: int | None = None
-    """Of the order, the augmentation, dropout and the held-out part; None: 0, or the recipe's."""
+    """Of the order, the augmentation, dropout and the held-out part; auto: 0, or the recipe's."""
     augment: Literal["none", "mix", "light", "medium", "strong", "small"] | None = None
     """How strongly training images are varied; mix: only mixed with each other, for very small ones; small:
     for small images that are seen hundreds of times. The options below change parts of it."""
@@ -151,7 +158,7 @@ class TrainConfig:
     """cover: crop what is not square; pad: show all, padded and masked; stretch: to the model's size."""
     balance: Balance | None = None
     """Against rare classes: weigh them in the loss, or draw them more often."""
-    data_root: str | None = None
+    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
     """Where data sets that are given by name lie."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
@@ -164,13 +171,13 @@ class TrainConfig:
     compile: Compile | Literal["auto"] = "auto"
     """auto: on for GPUs. blocks compiles faster, whole runs faster."""
     micro_batch: int | None = None
-    """Images that a rank computes at a time; None: the whole of its share, less where memory is short."""
+    """Images that a rank computes at a time; auto: the whole of its share, less where memory is short."""
     checkpointing: bool = False
     """Keep only each block's input and compute the rest again: less memory, a third more time."""
     shard: bool = False
     """With several ranks: split parameters, gradients and optimizer state among them (FSDP2)."""
     save_every: int | None = None
-    """Steps between checkpoints; None: five minutes."""
+    """Steps between checkpoints; auto: one every five minutes."""
     keep: int = 3
     """How many checkpoints to keep."""
     on_nan: Literal["stop", "rollback"] = "stop"
@@ -192,11 +199,11 @@ class FinetuneConfig(TrainConfig):
     recipe: str | None = "auto"
     """paper: SGD with momentum, cosine, no decay; modern: AdamW with layer-wise decay; auto: by the number of
     images; none: only what the other options say; or a run folder or sealed file, to repeat its plan."""
-    train_limit: int | None = None
+    train_limit: int | None = field(default=None, metadata=NOT_GIVEN)
     """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
     keep_head: bool = False
     """Keep the head's rows of classes that both know; else the head starts at zero."""
-    heads: int | None = None
+    heads: int | None = field(default=None, metadata=NOT_GIVEN)
     """Attention heads, for bare weights of a shape that nobody published."""
 
 
@@ -205,27 +212,28 @@ class EvaluateConfig:
     """What is measured, and on what."""
 
     split: str | None = None
-    """train, val, test or all; None: test, else val."""
-    out: str | None = None
+    """train, val, test or all; auto: test, else val."""
+    out: str | None = field(default=None, metadata=NOT_GIVEN)
     """Write `evaluation.json` and `report.html` into this folder."""
     batch_size: int = 64
+    """Images that are computed at a time."""
     workers: int | None = None
-    """Processes that read images; None: by the number of processors."""
+    """Processes that read images; auto: by the number of processors."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
-    data_root: str | None = None
-    """Where data sets that are given by name lie."""
+    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Folder of the data sets that are given by name."""
     seed: int = 0
     """Of the held-out part, of bootstraps and of corruptions."""
     restrict: bool = False
     """Choose only among the data's classes, as is usual for ImageNet-A and -R."""
-    real_labels: str | None = None
+    real_labels: str | None = field(default=None, metadata=NOT_GIVEN)
     """ImageNet's real.json: also measure against reassessed labels."""
-    compare: str | None = None
+    compare: str | None = field(default=None, metadata=NOT_GIVEN)
     """A second checkpoint, measured on the same images, with a paired test."""
     calibrate: bool = False
     """Fit a temperature (or each label's threshold) on the val split, and write it into the sealed file."""
-    abstain: float | None = None
+    abstain: float | None = field(default=None, metadata=NOT_GIVEN)
     """Measure with no label given below this probability; --calibrate writes it into the sealed file."""
     corruptions: bool = False
     """Also measure under ImageNet-C's fifteen corruptions at five severities."""
@@ -235,9 +243,10 @@ class EvaluateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeConfig:
-    """How features are taken and judged."""
+    """How features are taken and measured."""
 
     method: Literal["knn", "fewshot", "linear", "all"] = "all"
+    """Nearest neighbours, least squares on few images per class, logistic regression, or all three."""
     image_size: tuple[int, ...] | None = None
     """Height and width that the model sees (one number: a square); positions are resampled."""
     layer: int = -1
@@ -245,20 +254,118 @@ class ProbeConfig:
     pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
     """How tokens become one vector: the model's own way, or another."""
     shots: tuple[int, ...] = (1, 5, 10, 25)
-    """Images a class, for fewshot."""
+    """Images per class, for fewshot."""
     seeds: int = 5
     """Draws of those images."""
     metric: Literal["accuracy", "mean_per_class_accuracy", "mean_average_precision"] | None = None
-    """None: accuracy; mean average precision where images have several labels."""
-    train_limit: int | None = None
+    """auto: accuracy; mean average precision where images have several labels."""
+    train_limit: int | None = field(default=None, metadata=NOT_GIVEN)
     """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
     batch_size: int = 64
+    """Images that are computed at a time."""
     workers: int | None = None
-    """Processes that read images; None: by the number of processors."""
+    """Processes that read images; auto: by the number of processors."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
-    data_root: str | None = None
-    """Where data sets that are given by name lie."""
+    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Folder of the data sets that are given by name."""
     seed: int = 0
+    """Of the held-out part, of the draws and of bootstraps."""
     cache: str | None = None
-    """Keep features in this folder; None: the user's cache."""
+    """Keep features in this folder; auto: the user's cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig:
+    """How images are labelled."""
+
+    top: int = 5
+    """How many labels to give for each image."""
+    abstain: float | None = None
+    """Give no label below this probability; auto: the checkpoint's own threshold."""
+    batch_size: int | None = None
+    """Images computed at a time; auto: what suits the device."""
+    workers: int = 0
+    """Threads that decode; 0: one per core."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """What is exported, and how it is proven."""
+
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"
+    """fp16 for .onnx and .xml, int8 for .onnx."""
+    pixels: bool = False
+    """Take uint8 pixels of the model's size; normalising them is then part of the file."""
+    images: tuple[str, ...] = ()
+    """Files, folders or patterns to prove it with; without them, bundled images."""
+    tolerance: float | None = None
+    """Largest difference in probability (auto: 1e-4 for fp32, 1e-2 for fp16); for int8, largest share of
+    labels that differ (auto: 0.02)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig:
+    """What is changed on the way from one layout to another."""
+
+    num_classes: int | None = field(default=None, metadata=NOT_GIVEN)
+    """Give it a fresh, zero head of so many classes."""
+    image_size: tuple[int, ...] | None = field(default=None, metadata=NOT_GIVEN)
+    """Height and width (one number: a square); position embeddings are resampled in 2D."""
+    patch_size: tuple[int, ...] | None = field(default=None, metadata=NOT_GIVEN)
+    """Resize the patch embedding to this height and width (one number: a square)."""
+    in_channels: int | None = field(default=None, metadata=NOT_GIVEN)
+    """Adapt the first filters to another number of channels."""
+    heads: int | None = field(default=None, metadata=NOT_GIVEN)
+    """Attention heads, for bare weights of a shape that nobody published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectConfig:
+    """What is drawn of a model, and where it is written."""
+
+    out: str = "inspection"
+    """Folder for the figures, inspection.json and report.html."""
+    compare: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Another checkpoint, whose layers are compared with these through the images."""
+    class_name: str | None = field(default=None, metadata={"flag": "class"})
+    """The class that Grad-CAM and gradient rollout explain; auto: the model's answer."""
+    head_fusion: Literal["mean", "max", "min"] = "mean"
+    """How rollout makes one map of a layer's heads."""
+    discard_ratio: float = 0.0
+    """The share of each token's weakest links that rollout cuts, 0 to less than 1."""
+    patch: tuple[int, int] | None = None
+    """Row and column of a patch to look from, counted from 0; auto: what the model pools."""
+    own_aspect: bool = False
+    """Show each image in its own aspect, with as many patches; positions are resampled."""
+    image_size: tuple[int, ...] | None = None
+    """Height and width (one number: a square) that the model sees; positions are resampled; auto: its own."""
+    device: str = "cpu"
+    """cpu, cuda, cuda:N or mps; auto takes a GPU where there is one."""
+
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "main": (
+        *("model", "init", "tune", "recipe", "method", "split", "image_size"),
+        *("epochs", "time_budget", "batch_size", "lr", "out", "seed", "device"),
+    ),
+    "model": ("patch_size", "drop_path", "keep_head", "heads", "layer", "pooling"),
+    "data and augmentation": (
+        *("data_root", "train_limit", "balance", "augment", "resize", "crop_scale", "crop_ratio", "flip"),
+        *("randaugment", "three_augment", "color_jitter", "erase", "mixup", "cutmix", "mix_probability"),
+        *("repeats", "geometry", "color", "fit"),
+    ),
+    "optimisation": (
+        *("optimizer", "schedule", "warmup", "weight_decay", "layer_decay", "clip", "ema"),
+        *("loss", "label_smoothing", "binary_targets", "on_nan"),
+    ),
+    "measurement": (
+        *("metric", "shots", "seeds", "compare", "calibrate", "abstain", "restrict", "real_labels"),
+        *("resolutions", "corruptions"),
+    ),
+    "hardware": ("micro_batch", "workers", "precision", "pixels", "compile", "checkpointing", "shard"),
+    "logging and file": ("save_every", "keep", "cache", "tensorboard", "wandb", "mlflow"),
+}
+"""The options of the large configs, as `--help` shows them: the few that matter first."""

@@ -1,4 +1,4 @@
-"""What people see: results go to stdout, everything said on the way goes to stderr. No torch.
+"""What people see: results go to stdout, messages on the way go to stderr. No torch.
 
 On a terminal tables and notes are drawn by rich; elsewhere they are plain lines that other programs can read.
 Because only results reach stdout, `--json` keeps it clean by construction.
@@ -14,17 +14,17 @@ Cell = str | int | float | None
 
 
 def note(message: str) -> None:
-    """Say something on the way: a choice that was made, a file that was written."""
+    """Write a message on the way: a choice that was made, a file that was written."""
     _line(message, style=None)
 
 
 def warn(message: str) -> None:
-    """Say something that the user should look at, though the work goes on."""
+    """Write a message that the user should look at, though the work goes on."""
     _line(f"warning: {message}", style="yellow")
 
 
 def fail(message: str) -> None:
-    """Say why the work stopped, in one line."""
+    """Write why the work stopped, in one line."""
     _line(f"error: {' '.join(message.split())}", style="red")
 
 
@@ -80,8 +80,8 @@ def _line(message: str, style: str | None) -> None:
         sys.stderr.write(message + "\n")
 
 
-class Progress:
-    """Says how far a long piece of work is: a bar on a terminal, elsewhere a plain line now and then."""
+class ProgressBar:
+    """Shows how far a long piece of work is: a bar on a terminal, elsewhere a plain line now and then."""
 
     def __init__(
         self, total: int, *, done: int = 0, quiet: bool = False, every: float = 10.0, what: str = "step"
@@ -92,17 +92,16 @@ class Progress:
         self._bar: Any = None
         if sys.stderr.isatty() and not quiet:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
             console = Console(stderr=True)
-            self._bar = Bar(*columns, TimeRemainingColumn(), console=console, transient=what != "step")
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=what != "step")
             self._bar.start()
             self._task = self._bar.add_task("", total=total, completed=done)
 
     def update(self, done: int, total: int, text: str, left: float | None = None) -> None:
-        """Say that `done` of `total` steps are done, and how it goes; `left` is the time in seconds."""
+        """Show that `done` of `total` steps are done, and how it goes; `left` is the time in seconds."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, description=text)
         elif not self._quiet and (

@@ -1,6 +1,6 @@
 """The errors that a user can cause, as one small tree; each message says what was wrong and what to do.
 
-Anything that is not a `VitreousError` is our bug, and the command line shows it as one.
+What is neither a `VitreousError` nor an `OSError` about a path is a bug: the command line shows it as one.
 """
 
 from collections.abc import Iterable

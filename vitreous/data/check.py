@@ -21,7 +21,7 @@ def run(
     DataError if training could not go on."""
     data = open_data(spec, data_root=data_root, carve=False)
     total = sum(len(split) for split in data.splits.values())
-    with closing(console.Progress(total, what="image")) as bar:
+    with closing(console.ProgressBar(total, what="image")) as bar:
         report = survey(data, lambda done: bar.update(done, total, "checked"))
     if json:
         console.document(report.document())

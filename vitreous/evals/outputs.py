@@ -122,7 +122,7 @@ def shown(
     def batches() -> Iterator[tuple[Batch, Tensor]]:
         inference = Inference(world=parallel.World(device=device))
         started, done = time.perf_counter(), 0
-        with closing(console.Progress(len(split), what="image")) as bar, torch.inference_mode():
+        with closing(console.ProgressBar(len(split), what="image")) as bar, torch.inference_mode():
             for batch, values in inference.batches(loader, compute):
                 yield batch, values
                 done += len(batch)

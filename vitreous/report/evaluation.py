@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from vitreous import files, inspection, plot, predict
+from vitreous import files, inspection, plot
 from vitreous.data import Dataset, Split, open_data
 from vitreous.errors import DataError, VitreousError
-from vitreous.predict import Classifier
+from vitreous.predict import Classifier, load
 from vitreous.report.batches import NamedImage
 from vitreous.report.document import (
     ClassRow,
@@ -76,7 +76,7 @@ def from_evaluation(document: dict[str, Any], data: Dataset | None = None, comma
     measured(report, document)
     try:
         _, split = (data or open_data(document["data"])).part(document["split"])
-        look(report, predict.load(document["checkpoint"]), split, document)
+        look(report, load(document["checkpoint"]), split, document)
     except (VitreousError, KeyError) as error:
         report.notes = [*report.notes, warn_left_out("images and figures", error)]
     return report

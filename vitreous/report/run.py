@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitreous import predict
 from vitreous.data import Dataset, open_data
 from vitreous.errors import VitreousError
-from vitreous.predict import Classifier
+from vitreous.predict import Classifier, load
 from vitreous.report.document import Report, environment, said, warn_left_out
 from vitreous.report.evaluation import FIRST, called, figure, inside, look, measured
 from vitreous.report.page import write
@@ -41,7 +40,7 @@ def from_run(folder: Path, data: Dataset | None = None, classifier: Classifier |
     )
     measured(report, evaluation)
     if (folder / "best.safetensors").is_file():
-        model = classifier or predict.load(folder / "best.safetensors")
+        model = classifier or load(folder / "best.safetensors")
         _look(report, model, config, evaluation, data)
     return report
 

@@ -44,7 +44,7 @@ class Log:
         if world.is_main:
             sinks = {name: getattr(options, name) for name in ("tensorboard", "wandb", "mlflow")}
             self.journal = Journal(folder, step=step, about=about, **sinks)
-        self.bar = console.Progress(steps, done=step, quiet=not world.is_main)
+        self.bar = console.ProgressBar(steps, done=step, quiet=not world.is_main)
 
     def __enter__(self) -> "Log":
         return self

@@ -1,0 +1,261 @@
+"""The verbs as Python functions: the options and defaults of the command line, and results to compute with.
+
+Options are the fields of the dataclasses in `vitreous.config`. Torch is imported on the first call.
+"""
+
+import errno
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitreous import console
+from vitreous.config import (
+    ConvertConfig,
+    EvaluateConfig,
+    ExportConfig,
+    FinetuneConfig,
+    InspectConfig,
+    Layout,
+    PredictConfig,
+    ProbeConfig,
+    TrainConfig,
+)
+from vitreous.errors import OptionError
+from vitreous.figures import Figures, html_table
+from vitreous.options import command, from_keywords, takes
+
+if TYPE_CHECKING:
+    from vitreous.predict import Classifier, Picture, Prediction
+    from vitreous.predict.stream import Failure
+    from vitreous.training import Result
+
+REPORT_SECONDS = 6.0
+"""What of a time budget is left for the report."""
+
+Text = str | os.PathLike[str]
+"""A path, or the name of a data set or model."""
+
+
+class Run(Figures):
+    """The result of a training run: its figures (`run.test.accuracy`), its folder, its best classifier."""
+
+    folder: Path
+    is_main: bool
+    """Whether this process is the one among several ranks that prints and writes."""
+
+    def __init__(self, result: "Result") -> None:
+        super().__init__(result.figures, folder=result.folder)
+        self.is_main, self._result = result.is_main, result
+
+    @cached_property
+    def classifier(self) -> "Classifier":
+        """The best model of the run, on the device that trained it."""
+        return self._result.classifier
+
+
+class Predictions(list["Prediction | Failure"]):
+    """A prediction for each image, in order; a file that could not be read has an `error` in its place."""
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for each in self:
+            entry = each.to_dict()
+            label = entry["error"] if "error" in entry else entry["label"] or "(abstains)"
+            share = "" if "error" in entry else f"{entry['probability']:.2%}"
+            rows.append([entry["file"] or "", label, share])
+        return html_table(["file", "label", "probability"], rows)
+
+
+@takes(TrainConfig)
+def train(data: Text = "digits", **options: Any) -> Run:
+    """Train a classifier on the data, write its run folder and report, and return its figures."""
+    from vitreous.training import train as work
+
+    config = from_keywords(TrainConfig, options, "train")
+    return _finish(work(os.fspath(data), config, afterwards=REPORT_SECONDS))
+
+
+@takes(FinetuneConfig)
+def finetune(checkpoint: Text, data: Text, **options: Any) -> Run | Figures:
+    """Fit a trained model to other data as `train` does; on a suite of data sets, return a row for each."""
+    from vitreous.evals.suite import is_suite
+    from vitreous.training import finetune as work
+    from vitreous.training import suite
+
+    config = from_keywords(FinetuneConfig, options, "finetune")
+    source, name = os.fspath(checkpoint), os.fspath(data)
+    if is_suite(name):
+        return Figures(suite(source, name, config, after=_write_report))
+    return _finish(work(source, name, config, afterwards=REPORT_SECONDS))
+
+
+def _finish(result: "Result") -> Run:
+    _write_report(result)
+    return Run(result)
+
+
+def _write_report(result: "Result") -> None:
+    """Write the report of a run that has ended, in the one process that writes."""
+    if result.is_main:
+        from vitreous.report import write_run
+
+        console.note(f"report: {write_run(result.folder, result.dataset, result.classifier)}")
+
+
+@takes(EvaluateConfig)
+def evaluate(checkpoint: Text, data: Text, **options: Any) -> Figures:
+    """Measure a checkpoint: accuracy, top5, loss, ece, per_class, confusion, worst mistakes and more."""
+    from vitreous.evaluate import evaluate as work
+
+    config = from_keywords(EvaluateConfig, options, "evaluate")
+    source, name = os.fspath(checkpoint), os.fspath(data)
+    folder = None if config.out is None else prepare_folder(config.out)
+    document = work(source, name, config)
+    if folder is not None:
+        from vitreous.data import open_data
+        from vitreous.report import write_evaluation
+
+        opened = open_data(name, data_root=config.data_root, seed=config.seed)
+        written = write_evaluation(folder, document, opened, command("evaluate", (source, name), config))
+        console.note(f"report: {written}")
+    return Figures(document, folder=folder)
+
+
+@takes(ProbeConfig)
+def probe(checkpoint: Text, data: Text, **options: Any) -> Figures:
+    """Measure how good frozen features are, by method; on a suite of data sets, return a row for each."""
+    from vitreous.evals.suite import is_suite
+    from vitreous.probe import probe as work
+    from vitreous.probe import suite
+
+    config = from_keywords(ProbeConfig, options, "probe")
+    source, name = os.fspath(checkpoint), os.fspath(data)
+    return Figures((suite if is_suite(name) else work)(source, name, config))
+
+
+@takes(PredictConfig)
+def predict(
+    checkpoint: "Text | Classifier", images: "Picture | Iterable[Picture]", **options: Any
+) -> Predictions:
+    """Label images: paths, folders, patterns, encoded bytes, Pillow images or arrays, in the order given."""
+    from vitreous.predict.classifier import Picture
+    from vitreous.predict.inputs import find
+    from vitreous.predict.stream import predict_all
+
+    config = from_keywords(PredictConfig, options, "predict")
+    if config.top < 1:
+        raise OptionError(f"top={config.top} is no number of labels: use 1 or more")
+    classifier = with_threshold(_load(checkpoint, config.device), config.abstain)
+    found = Predictions()
+    given = [images] if isinstance(images, Picture) else images
+    for named, several in groupby(given, key=lambda each: isinstance(each, str | os.PathLike)):
+        if named:
+            items = find([os.fspath(each) for each in several])  # type: ignore[arg-type]
+            batch, workers = config.batch_size, config.workers
+            found += predict_all(classifier, items, top=config.top, batch=batch, workers=workers)
+        else:
+            found += classifier.predict(several, top=config.top)
+    return found
+
+
+def with_threshold(classifier: "Classifier", abstain: float | None) -> "Classifier":
+    """Return the classifier with another probability below which it gives no label; None: its own."""
+    if abstain is None:
+        return classifier
+    return replace(classifier, about={**classifier.about, "abstain": abstain})
+
+
+@takes(InspectConfig)
+def inspect(checkpoint: Text, images: Text | Iterable[Text] = (), **options: Any) -> Figures:
+    """Look inside a model: write the paper's figures and a page about them, and return their numbers."""
+    from vitreous.models.architecture import pair
+    from vitreous.report import InspectOptions
+    from vitreous.report import inspect as work
+
+    config = from_keywords(InspectConfig, options, "inspect")
+    source, files = os.fspath(checkpoint), _paths(images)
+    folder = prepare_folder(config.out)
+    document = work(
+        source,
+        files,
+        folder,
+        InspectOptions(
+            fusion=config.head_fusion,
+            discard=config.discard_ratio,
+            patch=config.patch,
+            class_name=config.class_name,
+            own_aspect=config.own_aspect,
+        ),
+        compare=config.compare,
+        image_size=pair(config.image_size, "--image-size") if config.image_size else None,
+        device=config.device,
+        command=command("inspect", (source, *files), config),
+    )
+    return Figures(document, folder=folder)
+
+
+@takes(ExportConfig)
+def export(checkpoint: "Text | Classifier", destination: Text, **options: Any) -> Figures:
+    """Export to ONNX, torch.export or OpenVINO, and prove it with images from file to label."""
+    from vitreous.export import export as work
+    from vitreous.predict.inputs import find
+
+    config = from_keywords(ExportConfig, options, "export")
+    result = work(
+        _load(checkpoint, "cpu"),
+        Path(destination),
+        precision=config.precision,
+        pixels=config.pixels,
+        images=[Path(item.file) for item in find(config.images)],
+        tolerance=config.tolerance,
+    )
+    return Figures(vars(result))
+
+
+@takes(ConvertConfig)
+def convert(source: Text, destination: Text, to: Layout, **options: Any) -> Figures:
+    """Convert weights to another layout, and prove it: the target's own library must give the same logits."""
+    from vitreous.convert import convert as work
+    from vitreous.models.architecture import pair
+
+    config = from_keywords(ConvertConfig, options, "convert")
+    sizes = {
+        name: pair(value, f"--{name.replace('_', '-')}") if value else None
+        for name, value in (("image_size", config.image_size), ("patch_size", config.patch_size))
+    }
+    return Figures(vars(work(os.fspath(source), Path(destination), to, **{**vars(config), **sizes})))
+
+
+def check(data: Text, *, data_root: str | None = None) -> Figures:
+    """Find unreadable files, duplicates, split leaks, thin classes and odd sizes; nothing is changed."""
+    from vitreous.data import open_data
+    from vitreous.data.check import check as work
+
+    return Figures(work(open_data(os.fspath(data), data_root=data_root, carve=False)).document())
+
+
+def prepare_folder(path: Text) -> Path:
+    """Make a folder for results before the work, which would be lost if it could not be written."""
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    return folder
+
+
+def _load(checkpoint: "Text | Classifier", device: str) -> "Classifier":
+    from vitreous.predict import load
+
+    return (
+        load(os.fspath(checkpoint), device=device)
+        if isinstance(checkpoint, str | os.PathLike)
+        else checkpoint
+    )
+
+
+def _paths(given: Text | Iterable[Text]) -> list[str]:
+    return [os.fspath(each) for each in ([given] if isinstance(given, str | os.PathLike) else given)]

@@ -1,0 +1,439 @@
+"""The verbs: one function each, its signature the flags, its docstring the help. Parse, call, print.
+
+Torch and everything that needs it is imported inside the functions, so that `--help` answers at once.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from vitreous import api, console
+from vitreous.cli import flags
+from vitreous.config import (
+    ConvertConfig,
+    EvaluateConfig,
+    ExportConfig,
+    FinetuneConfig,
+    InspectConfig,
+    Layout,
+    PredictConfig,
+    ProbeConfig,
+    TrainConfig,
+)
+from vitreous.errors import OptionError
+
+if TYPE_CHECKING:
+    from vitreous.figures import Figures
+
+Checkpoint = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CKPT")]
+Data = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+Destination = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DST")]
+Paths = Annotated[
+    tuple[str, ...],
+    tyro.conf.Positional,
+    tyro.conf.arg(
+        metavar="PATH…",
+        help="Image files, folders (searched whole), 'patterns/**/*.jpg', or - for standard input: an image, "
+        "or a list of files, one per line or ended by NUL.",
+        help_behavior_hint="(required)",
+    ),
+]
+Json = Annotated[
+    bool,
+    tyro.conf.arg(help="Write one JSON document to stdout, and nothing else there.", help_behavior_hint=""),
+]
+Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+Whole = Annotated[int, tyro.conf.arg(metavar="N")]
+Number = Annotated[float, tyro.conf.arg(metavar="X")]
+Options = dict[str, Any]
+
+
+def _optional(metavar: str) -> Any:
+    """Return the marker of a flag that need not be given, and has no default to show."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+def models(
+    pattern: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="[PATTERN]", help_behavior_hint="")
+    ] = "",
+    *,
+    json: Json = False,
+) -> None:
+    """List the model variants, with their sizes and costs.
+
+    Examples:
+        vitreous models 'vit_base*'
+        vitreous models ViT-B/16 --json
+
+    Args:
+        pattern: Part of a name, a shell pattern (`vit_base*`) or a name of the paper (`ViT-B/16`).
+    """
+    from vitreous.models import zoo
+
+    rows = [zoo.describe(name) for name in zoo.list_models(pattern)]
+    if not rows:
+        raise zoo.unknown(pattern)
+    if json:
+        console.document(rows)
+    else:
+        console.table(
+            list(rows[0]), [list(row.values()) for row in rows], title="One GFLOP: 1e9 multiply-adds"
+        )
+
+
+def train(
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = "digits",
+    *,
+    options: Annotated[Options, flags.of(TrainConfig)],
+) -> None:
+    """Train a classifier on a folder of images, or on other data.
+
+    Options that are not given are chosen from the data, and shown with reasons.
+
+    Examples:
+        vitreous train photos/ --time-budget 10m
+        vitreous train cifar10 --model ViT-S/16 --image-size 32 --patch-size 4
+
+    Args:
+        data: A folder of class folders, a CSV or Parquet file, tar shards, .npz, or a name such as cifar10.
+    """
+    _show_run(api.train(data, **options))
+
+
+def finetune(
+    checkpoint: Checkpoint,
+    data: Data,
+    *,
+    options: Annotated[Options, flags.of(FinetuneConfig)],
+) -> None:
+    """Fit a trained model to another task.
+
+    All of it learns, or its head, its last blocks or low-rank updates.
+
+    Examples:
+        vitreous finetune hf://google/vit-base-patch16-224 photos/ --epochs 10
+        vitreous finetune runs/photos flowers/ --tune lora:8 --image-size 384
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: As for train; or a suite of data sets: a .toml file, or vtab.
+    """
+    found = api.finetune(checkpoint, data, **options)
+    if isinstance(found, api.Run):
+        _show_run(found)
+    else:
+        from vitreous.evals import suite
+
+        console.table(*suite.table(found.to_dict()))
+
+
+def _show_run(run: api.Run) -> None:
+    """Print the final table of a run, in the one process that prints."""
+    if not run.is_main:
+        return
+    rows: list[list[console.Cell]] = []
+    for split in ("val", "test"):
+        for name in ("mean_average_precision", "accuracy", "top5", "loss"):
+            if (value := run.get(split, {}).get(name)) is not None:
+                rows.append(
+                    [
+                        f"{split} {name.replace('_', ' ')}",
+                        f"{value:.4f}" if name == "loss" else f"{value:.2%}",
+                    ]
+                )
+    rows.append(["best at step", f"{run.step:,} of {run.steps:,}"])
+    rows.append(["time", console.duration(run.seconds)])
+    if run.get("images_per_second"):
+        rows.append(["images/s", f"{run.images_per_second:,.0f}"])
+    if run.get("mfu") is not None:
+        rows.append(["MFU (of the measured matrix rate)", f"{run.mfu:.1%}"])
+    rows.append(["peak memory", console.size(run.peak_memory_bytes)])
+    rows.append(["model", str(run.folder / "best.safetensors")])
+    console.table(["result", "value"], rows)
+
+
+def evaluate(
+    checkpoint: Checkpoint,
+    data: Data,
+    *,
+    options: Annotated[Options, flags.of(EvaluateConfig)],
+    json: Json = False,
+) -> None:
+    """Measure a checkpoint on a data set.
+
+    Accuracy with its interval, per class, confusion, calibration, worst mistakes.
+
+    Examples:
+        vitreous evaluate runs/photos photos/ --out evaluation/
+        vitreous evaluate model.safetensors photos/ --compare runs/photos --json
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A folder, CSV, Parquet, shards, .npz, or a name such as digits.
+    """
+    document = api.evaluate(checkpoint, data, **options).to_dict()
+    if json:
+        console.document(document)
+    else:
+        from vitreous.evaluate import summary
+
+        console.table(["figure", "value"], [list(row) for row in summary(document)])
+
+
+def probe(
+    checkpoint: Checkpoint,
+    data: Data,
+    *,
+    options: Annotated[Options, flags.of(ProbeConfig)],
+    json: Json = False,
+) -> None:
+    """Measure how good a model's frozen features are.
+
+    By nearest neighbours, few-shot least squares and logistic regression.
+
+    Examples:
+        vitreous probe hf://facebook/dinov2-small photos/
+        vitreous probe runs/photos vtab --method linear --json
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A data set; or a suite of them: a .toml file, or vtab.
+    """
+    document = api.probe(checkpoint, data, **options).to_dict()
+    if json:
+        console.document(document)
+    else:
+        from vitreous.evals import suite
+        from vitreous.probe import summary
+
+        console.table(*(suite.table(document) if suite.is_suite(data) else summary(document)))
+
+
+def predict(
+    checkpoint: Checkpoint,
+    paths: Paths,
+    *,
+    options: Annotated[Options, flags.of(PredictConfig)],
+    json: Json = False,
+    csv: Switch = False,
+    out: Annotated[Path | None, _optional("FILE")] = None,
+    strict: Switch = False,
+) -> None:
+    """Label images: files, folders, patterns, standard input.
+
+    A bad file is reported and the rest go on.
+
+    Examples:
+        vitreous predict runs/photos holiday/ --top 3
+        vitreous predict model.safetensors 'archive/**/*.jpg' --out labels.csv
+
+    Args:
+        checkpoint: A model: file, folder or hf://owner/name.
+        csv: Write CSV to stdout.
+        out: Write CSV to this file; run again to go on where an earlier run stopped.
+        strict: Exit 1 if any file could not be read, not only if all could not.
+    """
+    from vitreous.options import from_keywords
+    from vitreous.predict import load
+    from vitreous.predict.verb import predict_files
+
+    if json and csv or (json or csv) and out is not None:
+        raise OptionError("--json, --csv and --out exclude each other: choose one")
+    config = from_keywords(PredictConfig, options, "predict")
+    predict_files(
+        api.with_threshold(load(checkpoint, device=config.device), config.abstain),
+        paths,
+        form="json" if json else "csv" if csv else "table",
+        out=out,
+        top=config.top,
+        batch=config.batch_size,
+        workers=config.workers,
+        strict=strict,
+    )
+
+
+def inspect(
+    checkpoint: Checkpoint,
+    images: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[IMAGE…]", help_behavior_hint="")
+    ] = (),
+    *,
+    options: Annotated[Options, flags.of(InspectConfig)],
+    json: Json = False,
+) -> None:
+    """Look inside a model: attention, filters, positions.
+
+    The paper's figures are written as pictures, numbers and a page.
+
+    Examples:
+        vitreous inspect runs/photos a.jpg b.jpg
+        vitreous inspect hf://google/vit-base-patch16-224 photos/ --class goldfish
+
+    Args:
+        checkpoint: A file, a folder or hf://owner/name[@revision]; its layout is recognised from the weights.
+        images: Image files, or folders of them. Without any, the figures that the weights alone give.
+    """
+    found = api.inspect(checkpoint, images, **options)
+    if json:
+        console.document(found.to_dict())
+        return
+    assert found.folder is not None
+    for path in sorted(found.folder.glob("*.png")):
+        console.note(f"wrote {path}")
+    rows = [
+        [str(found.folder / "report.html"), "the figures, with how to read them"],
+        [str(found.folder / "inspection.json"), "the numbers that they show"],
+    ]
+    console.table(["wrote", "holds"], rows)
+
+
+def convert(
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")],
+    destination: Destination,
+    *,
+    to: Layout,
+    options: Annotated[Options, flags.of(ConvertConfig)],
+    json: Json = False,
+) -> None:
+    """Convert weights between layouts, and prove it.
+
+    The target's own library must give the same logits.
+
+    Examples:
+        vitreous convert hf://google/vit-base-patch16-224 vit.npz --to google
+        vitreous convert runs/photos photos-hf/ --to hf
+
+    Args:
+        source: A file, a folder or hf://owner/name[@revision]; its layout is recognised from the weights.
+        destination: A folder (hf, timm), .safetensors (not hf), .pth (torchvision, timm) or .npz (google).
+        to: The layout to write.
+    """
+    _written(api.convert(source, destination, to, **options), json)
+
+
+def export(
+    checkpoint: Checkpoint,
+    destination: Destination,
+    *,
+    options: Annotated[Options, flags.of(ExportConfig)],
+    json: Json = False,
+) -> None:
+    """Export to ONNX, torch.export or OpenVINO, and prove it.
+
+    Real images go through both, from file to label; what disagrees is not kept.
+
+    Examples:
+        vitreous export runs/photos photos.onnx --pixels
+        vitreous export runs/photos small.onnx --precision int8 --images photos/test
+
+    Args:
+        checkpoint: A model: file, folder or hf://owner/name.
+        destination: The file to write: .onnx, .pt2 (torch.export) or .xml (OpenVINO).
+    """
+    _written(api.export(checkpoint, destination, **options), json)
+
+
+def _written(found: "Figures", json: bool) -> None:
+    """Print what is known of a file that was written."""
+    row = found.to_dict()
+    if json:
+        console.document(row)
+    else:
+        console.table(list(row), [list(row.values())])
+
+
+def serve(
+    checkpoint: Checkpoint,
+    *,
+    port: Whole = 8000,
+    host: Annotated[str, tyro.conf.arg(metavar="ADDRESS")] = "127.0.0.1",
+    allow_host: Annotated[tuple[str, ...], _optional("NAME…")] = (),
+    allow_origin: Annotated[tuple[str, ...], _optional("ORIGIN…")] = (),
+    token_file: Annotated[Path | None, _optional("FILE")] = None,
+    deadline: Number = 10.0,
+    queue: Whole = 256,
+    max_batch: Whole = 64,
+    max_body_mib: Number = 16.0,
+    max_pixels: Whole = 25_000_000,
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto",
+) -> None:
+    """Serve predictions over HTTP, with a page to explore them.
+
+    Examples:
+        vitreous serve runs/photos
+        vitreous serve model.safetensors --host 0.0.0.0 --token-file token.txt
+
+    Args:
+        checkpoint: A model: file, folder or hf://owner/name.
+        port: Where to listen; 0 takes any free port.
+        host: The address to listen on; 0.0.0.0 lets others in.
+        allow_host: Host names to answer to, besides localhost and the address.
+        allow_origin: Sites whose pages may use the server (CORS), as https://example.org.
+        token_file: A file with the bearer token that requests must carry (or the variable VITREOUS_TOKEN).
+        deadline: Seconds in which a request is answered or refused.
+        queue: Images inside at once; more are refused with 429.
+        max_batch: Images computed at once at most; the warm-up finds how many pay.
+        max_body_mib: The largest request, in MiB.
+        max_pixels: The largest image, in pixels.
+        device: auto, cpu, cuda, cuda:N or mps.
+    """
+    from vitreous.predict import load
+    from vitreous.serve import start
+
+    settings = start.settings(
+        host=host,
+        allow_host=allow_host,
+        allow_origin=allow_origin,
+        token_file=token_file,
+        deadline=deadline,
+        queue=queue,
+        max_batch=max_batch,
+        max_body_mib=max_body_mib,
+        max_pixels=max_pixels,
+    )
+    start.serve(load(checkpoint, device=device), Path(checkpoint).name, host, port, settings)
+
+
+def check(
+    data: Data,
+    *,
+    json: Json = False,
+    grid: Annotated[str | None, _optional("FILE")] = None,
+    pack: Annotated[str | None, _optional("DIR")] = None,
+    data_root: Annotated[str | None, _optional("DIR")] = None,
+) -> None:
+    """Find faults in a data set; nothing is changed.
+
+    Unreadable files, duplicates, split leaks, thin classes and odd sizes.
+
+    Examples:
+        vitreous check photos/
+        vitreous check photos/ --grid classes.png --pack shards/
+
+    Args:
+        data: A folder, CSV, Parquet, tar shards, Hugging Face folder, .npz, or a name such as digits.
+        grid: Write a picture with some images of each class to this file.
+        pack: Write the readable images as WebDataset tar shards into this new folder.
+        data_root: Folder of the data sets that are given by name.
+    """
+    from vitreous.data.check import run
+
+    run(data, json=json, grid_file=grid, pack_folder=pack, data_root=data_root)
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "models": models,
+    "check": check,
+    "train": train,
+    "finetune": finetune,
+    "evaluate": evaluate,
+    "probe": probe,
+    "predict": predict,
+    "inspect": inspect,
+    "convert": convert,
+    "export": export,
+    "serve": serve,
+}
