@@ -4,6 +4,7 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -13,32 +14,47 @@ import torch
 
 import vitreous
 from tests.test_serve import client, wait_until_ready
-from vitreous import checkpoint, cli, evaluate, finetune, planning, tuning
-from vitreous.config import EvaluateConfig, FinetuneConfig, TrainConfig
+from vitreous import checkpoint, cli, evaluate
+from vitreous.config import EvaluateConfig, FinetuneConfig, Preprocessing, TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import DataError, ModelError
 from vitreous.export import export
 from vitreous.models import adapt
+from vitreous.models.architecture import ViTConfig
 from vitreous.predict import Classifier
+from vitreous.training import finetune, recipes, tuning
+from vitreous.training.defaults import Facts, Pretrained, choose
+from vitreous.training.plan import Plan
+
+FACTS = Facts(
+    images=500, classes=3, multilabel=False, size=(8, 8), channels=1, device="cpu", bf16=False, cores=2
+)
+MODEL = Pretrained(
+    architecture=ViTConfig(image_size=(8, 8), patch_size=(2, 2), width=192, heads=4, in_channels=1),
+    preprocessing=Preprocessing(image_size=(8, 8), mean=(0.5,), std=(0.5,)),
+)
 
 
-def with_recipe(options: FinetuneConfig, images: int) -> TrainConfig:
-    return planning.filled(options, finetune.recipe(options, images))
+def planned(images: int, **options: Any) -> Plan:
+    """Return the plan of a fine-tuning on a CPU."""
+    config = FinetuneConfig(device="cpu", **options)
+    facts, model = replace(FACTS, images=images), replace(MODEL, tune=config.tune)
+    return choose(config, facts, model, recipes.for_finetuning(config, images, gpu=False))
 
 
 def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
-    few = with_recipe(FinetuneConfig(device="cpu"), 500)
+    few = planned(500)
     assert (few.optimizer, few.layer_decay, few.lr, few.epochs) == ("adamw", 0.75, 5e-4, 100)
-    many = with_recipe(FinetuneConfig(), 1_000_000)
+    many = planned(1_000_000)
     assert (many.optimizer, many.weight_decay, many.clip, many.batch_size) == ("sgd", 0.0, 1.0, 512)
-    assert with_recipe(FinetuneConfig(lr=0.5), 500).lr == 0.5
-    assert with_recipe(FinetuneConfig(tune="head", device="cpu"), 500).lr == 3e-3
-    assert with_recipe(FinetuneConfig(tune="head", batch_size=256), 500).lr == 6e-3
-    assert with_recipe(FinetuneConfig(time_budget="1m"), 500).epochs is None
-    assert with_recipe(FinetuneConfig(recipe="none"), 500) == FinetuneConfig(recipe="none")
-    given = FinetuneConfig(optimizer="adamw", layer_decay=1.0, clip=0.0, ema=0.9)
+    assert planned(500, lr=0.5).lr == 0.5
+    assert planned(500, tune="head").lr == 3e-3
+    assert planned(500, tune="head", batch_size=256).lr == 6e-3
+    assert planned(500, time_budget="1m").epochs is None
+    assert planned(500, recipe="none") == choose(TrainConfig(), FACTS, MODEL)
+    given: dict[str, Any] = {"optimizer": "adamw", "layer_decay": 1.0, "clip": 0.0, "ema": 0.9}
     for recipe in ("paper", "modern"):
-        kept = with_recipe(replace(given, recipe=recipe), 500)
+        kept = planned(500, recipe=recipe, **given)
         assert (kept.optimizer, kept.layer_decay, kept.clip, kept.ema) == ("adamw", 1.0, 0.0, 0.9)
 
 
@@ -49,7 +65,7 @@ def test_each_way_to_tune_learns_and_seals_an_ordinary_model(
 ) -> None:
     before = checkpoint.read(digits_file)
     options = FinetuneConfig(out=str(tmp_path / "run"), tune=tune, epochs=3, lr=3e-3, device="cpu", workers=0)
-    result = finetune.finetune(str(digits_file), "digits", options)
+    result = finetune(str(digits_file), "digits", options)
     after = checkpoint.read(tmp_path / "run" / "best.safetensors")
     assert after.tensors.keys() == before.tensors.keys()
     assert after.preprocessing == before.preprocessing
@@ -223,6 +239,6 @@ def test_a_run_goes_on_with_its_own_checkpoint_only(
 def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="expected full, head, lora"):
         options = FinetuneConfig(out=str(tmp_path / "run"), tune="some", epochs=1, device="cpu")
-        finetune.finetune(str(digits_file), "digits", options)
+        finetune(str(digits_file), "digits", options)
     assert not (tmp_path / "run").exists()
     assert cli.main(["finetune", "nothing.safetensors", "digits", "--out", str(tmp_path / "x")]) == 1

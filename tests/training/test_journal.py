@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vitreous.errors import MissingDependencyError
-from vitreous.journal import Journal, read
+from vitreous.training.journal import Journal, read
 
 
 def fill(folder: Path, steps: range, **options: Any) -> None:
