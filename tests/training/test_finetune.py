@@ -13,6 +13,7 @@ import timm
 import torch
 
 import vitreous
+from tests import ranks
 from tests.test_serve import client, wait_until_ready
 from vitreous import checkpoint, cli, evaluate
 from vitreous.config import EvaluateConfig, FinetuneConfig, Preprocessing, TrainConfig
@@ -234,6 +235,42 @@ def test_a_run_goes_on_with_its_own_checkpoint_only(
     source = other.save(tmp_path / "other.safetensors")
     assert cli.main(["finetune", str(source), *arguments]) == 1
     assert "checkpoint was" in capsys.readouterr().err
+
+
+def test_a_model_by_name_is_refused(
+    digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "finetune",
+        str(digits_file),
+        "digits",
+        "--model",
+        "ViT-B/16",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert cli.main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"error: --model ViT-B/16 is for training from scratch: the model to fine-tune is {digits_file}"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def _finetune_here(source: str, out: str) -> None:
+    options = FinetuneConfig(out=out, tune="head", epochs=1, batch_size=512, device="cpu")
+    finetune(source, "digits", options)
+
+
+@pytest.mark.slow
+def test_two_ranks_say_everything_once(
+    digits_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks.run(2, _finetune_here, str(digits_file), str(tmp_path / "run"))
+    said = capfd.readouterr().err.splitlines()
+    notes = ("recipe: modern", "  head", "learning: ", "weight_decay: ")
+    counts = {note: sum(line.startswith(note) for line in said) for note in notes}
+    assert counts == dict.fromkeys(notes, 1), said
 
 
 def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:
