@@ -28,6 +28,7 @@ TESTS = {
     "training/folder": ["training/test_folder", "training/test_options"],
     "training/gradients": ["training/test_memory", "training/test_meaning", "training/test_loop"],
     "training/journal": ["training/test_journal", "training/test_refusal"],
+    "training/loaders": [f"training/test_{name}" for name in ("results", "meaning", "loop")],
     "training/log": ["training/test_log", "training/test_loop", "training/test_refusal"],
     "training/loop": [
         *(f"training/test_{name}" for name in ("loop", "average", "meaning", "budget", "results")),

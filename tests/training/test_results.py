@@ -17,7 +17,7 @@ from vitreous.data import Batch, Dataset, Loader
 from vitreous.evals.outputs import Inference
 from vitreous.models.weights import Model
 from vitreous.objectives import Objective
-from vitreous.training import Result, setup, train
+from vitreous.training import Result, train
 from vitreous.training.plan import Plan
 
 
@@ -112,13 +112,13 @@ def test_every_evaluation_uses_the_workers_of_the_run(
     pictures: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers: list[tuple[int, int]] = []
+    create = Loader.__init__
 
-    class Watched(Loader):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            workers.append((len(self.split), self.workers))
+    def watched(self: Loader, *arguments: Any, **options: Any) -> None:
+        create(self, *arguments, **options)
+        workers.append((len(self.split), self.workers))
 
-    monkeypatch.setattr(setup, "Loader", Watched)
+    monkeypatch.setattr(Loader, "__init__", watched)
     run(pictures, tmp_path, epochs=1, workers=1)
     assert sorted(workers) == [(30, 1), (31, 1), (96, 1)]  # val, test, train
 
