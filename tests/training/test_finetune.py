@@ -14,7 +14,6 @@ import torch
 
 import vitreous
 from tests import ranks
-from tests.test_serve import client, wait_until_ready
 from vitreous import checkpoint, cli, evaluate
 from vitreous.config import EvaluateConfig, FinetuneConfig, Preprocessing, TrainConfig
 from vitreous.data import open_data
@@ -208,6 +207,8 @@ def test_several_labels_from_training_to_prediction(
     assert all(
         probabilities[each["label"]] == pytest.approx(each["probability"], abs=1e-5) for each in told["top"]
     )
+    from tests.test_serve import client, wait_until_ready
+
     with client(classifier) as server:
         answered = wait_until_ready(server).post("/predict", content=picture.read_bytes())
     assert answered.json()["predictions"][0]["labels"] == told["labels"]
