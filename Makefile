@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format browser clean
+.PHONY: demo test lint format browser mutants clean
 
 demo: $(READY)
 	$(BIN)/vitreous train digits --out runs/digits
@@ -28,6 +28,11 @@ browser:
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 \
 	       && apt-get update -qq && apt-get install -y -qq chromium >/dev/null 2>&1; } \
 	  || echo "Chromium is not here and can't be installed: the browser tests will be SKIPPED"
+
+# Changes one line of the code at a time and sees whether a test notices: a seeded sample of N mutants.
+N ?= 150
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants -n $(N) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) build dist

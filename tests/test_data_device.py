@@ -14,8 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous.config import Augment, Preprocessing
-from vitreous.data import Batch, Loader, Split, open_data
-from vitreous.data.device import DeviceLoader
+from vitreous.data import Batch, Split, make_loader, open_data
 from vitreous.data.device_augment import BatchAugment
 from vitreous.data.device_boxes import erase_boxes, inside
 from vitreous.data.device_store import Store, fits
@@ -57,11 +56,11 @@ OPTIONS: dict[str, Any] = {"preprocessing": SIZE, "batch_size": 8, "seed": 5}
 
 
 def on_host(split: Split, epoch: int = 1, start: int = 0, **options: Any) -> list[Batch]:
-    return list(Loader(split, cache=None, **(OPTIONS | options)).epoch(epoch, start))
+    return list(make_loader(split, cache=None, **(OPTIONS | options)).epoch(epoch, start))
 
 
 def on_device(split: Split, epoch: int = 1, start: int = 0, **options: Any) -> list[Batch]:
-    return list(DeviceLoader(split, **(OPTIONS | options)).epoch(epoch, start))
+    return list(make_loader(split, pixels="device", **(OPTIONS | options)).epoch(epoch, start))
 
 
 def levels_apart(ours: list[Batch], theirs: list[Batch]) -> Tensor:
@@ -117,7 +116,7 @@ def test_a_panorama_is_squeezed_and_its_crops_are_not(tmp_path: Path) -> None:
         "augment": Augment(crop_scale=(0.2, 1.0), crop_ratio=(2.0, 9.0)),
         "batch_size": 4,
     }
-    loader = DeviceLoader(split, **(OPTIONS | options))
+    loader = make_loader(split, pixels="device", **(OPTIONS | options))
     assert loader.store.canvas == (40, 2 * 35)
     apart = levels_apart(list(loader.epoch(1)), on_host(split, **options))
     assert apart.mean() < 3  # smoother along its length, but the same part of the picture
@@ -208,7 +207,7 @@ def broken(tmp_path: Path) -> Split:
 
 @pytest.mark.parametrize("augment", [MIXED, Augment(crop_scale=None)])
 def test_broken_files_are_replaced_as_on_the_host(broken: Split, augment: Augment) -> None:
-    loader = DeviceLoader(broken, augment=augment, **OPTIONS)
+    loader = make_loader(broken, pixels="device", augment=augment, **OPTIONS)
     assert (
         sorted(loader.bad) == [3, 27] and "003.jpg" in loader.bad[3] and loader.files([27]) == ["b/007.jpg"]
     )
@@ -238,13 +237,19 @@ def test_several_labels_stay_floats(tmp_path: Path) -> None:
 
 def test_progress_is_told(folder: Split) -> None:
     seen: list[tuple[int, int]] = []
-    DeviceLoader(folder, augment="light", progress=lambda done, total: seen.append((done, total)), **OPTIONS)
+    make_loader(
+        folder,
+        pixels="device",
+        augment="light",
+        progress=lambda done, total: seen.append((done, total)),
+        **OPTIONS,
+    )
     assert seen[-1] == (len(folder), len(folder))
 
 
 def test_settings_are_checked_as_on_the_host(array: Split) -> None:
     with pytest.raises(DataError, match="batch size 0"):
-        DeviceLoader(array, **(OPTIONS | {"batch_size": 0}))
+        make_loader(array, pixels="device", **(OPTIONS | {"batch_size": 0}))
 
 
 def test_whether_it_fits(array: Split, folder: Split) -> None:
@@ -254,13 +259,13 @@ def test_whether_it_fits(array: Split, folder: Split) -> None:
     )
     fitting, reason = fits(array, SIZE, 10**5)
     assert not fitting and "more than 40% of the device's 0.1 MB" in reason
-    stored = DeviceLoader(folder, augment="light", **OPTIONS).store.pixels.numel()
+    stored = make_loader(folder, pixels="device", augment="light", **OPTIONS).store.pixels.numel()
     estimate = float(fits(folder, SIZE, 10**9, augment=Augment())[1].split("about ")[1].split()[0]) * 1e6
     assert estimate == pytest.approx(stored, rel=0.6)
 
 
 def arguments(split: Split) -> tuple[BatchAugment, tuple[Any, ...]]:
-    loader = DeviceLoader(split, augment=EVERYTHING, **OPTIONS)
+    loader = make_loader(split, pixels="device", augment=EVERYTHING, **OPTIONS)
     indices, copies = torch.arange(8), torch.zeros(8, dtype=torch.int64)
     return loader.batch_augment, (loader.store, loader.labels, indices, copies, torch.tensor(1), indices ^ 1)
 

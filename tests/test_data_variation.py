@@ -13,9 +13,8 @@ from torchvision.transforms.v2 import functional as F
 
 from tests.data_images import own_cache, picture
 from vitreous.config import Augment, Preprocessing
-from vitreous.data import Loader, open_data, variation
+from vitreous.data import make_loader, open_data, variation
 from vitreous.data.augment import preset
-from vitreous.data.device import DeviceLoader
 
 __all__ = ["own_cache"]
 
@@ -146,9 +145,13 @@ def test_host_and_device_make_the_same_images(tmp_path: Path) -> None:
         "seed": 2,
     }
     for ours, theirs in zip(
-        DeviceLoader(split, **options).epoch(1), Loader(split, **options).epoch(1), strict=True
+        make_loader(split, pixels="device", **options).epoch(1),
+        make_loader(split, **options).epoch(1),
+        strict=True,
     ):
         torch.testing.assert_close(ours.images, theirs.images, atol=1e-5, rtol=0)
         torch.testing.assert_close(ours.targets, theirs.targets, atol=1e-5, rtol=0)
-    plain = next(Loader(split, **(options | {"augment": replace(augment, geometry=0.0, color=0.0)})).epoch(1))
-    assert not torch.allclose(plain.images, next(Loader(split, **options).epoch(1)).images, atol=0.1)
+    plain = next(
+        make_loader(split, **(options | {"augment": replace(augment, geometry=0.0, color=0.0)})).epoch(1)
+    )
+    assert not torch.allclose(plain.images, next(make_loader(split, **options).epoch(1)).images, atol=0.1)

@@ -6,8 +6,10 @@ from shutil import copy
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.metrics import accuracy_score
+from torch.nn.functional import cross_entropy
 
 import vitreous
 from vitreous import checkpoint, cli
@@ -94,6 +96,33 @@ def test_calibration_is_fitted_on_val_sealed_and_used(digits_file: Path, tmp_pat
     plain.about = {}
     checkpoint.write(plain, sealed)
     assert sure < vitreous.load(sealed).predict(picture)[0].probability
+
+
+def test_calibration_is_fitted_on_val_alone(digits_file: Path, tmp_path: Path) -> None:
+    """Where half of val is labelled wrongly and test rightly, the two ask for very different temperatures."""
+    digits, arrays = open_data("digits"), {}
+    for name in ("train", "val", "test"):
+        split = digits.splits[name]
+        targets = split.targets.copy()
+        if name == "val":
+            targets[::2] = (targets[::2] + 1) % 10
+        pixels = np.stack([np.asarray(split.read(i, 1)) for i in range(len(split))])
+        arrays |= {f"x_{name}": pixels, f"y_{name}": targets}
+    np.savez(tmp_path / "wrong.npz", **arrays)  # pyright: ignore[reportArgumentType]
+    path = Path(copy(digits_file, tmp_path / "mine.safetensors"))
+    evaluate.evaluate(str(path), str(tmp_path / "wrong.npz"), EvaluateConfig(calibrate=True))
+    sealed = checkpoint.read(path).about["calibration"]
+    clf, best = vitreous.load(digits_file), {}
+    for name in ("val", "test"):
+        images = torch.stack([clf.preprocess(Image.fromarray(pixels)) for pixels in arrays[f"x_{name}"]])
+        with torch.no_grad():
+            logits = clf.model(images)
+        grid = np.linspace(0.1, 20, 400)
+        losses = [cross_entropy(logits / t, torch.from_numpy(arrays[f"y_{name}"])).item() for t in grid]
+        best[name] = grid[int(np.argmin(losses))]
+    assert sealed["temperature"] == pytest.approx(best["val"], abs=0.1)
+    assert best["val"] > 2 * best["test"]
+    assert sealed["images"] == len(arrays["y_val"])
 
 
 def test_a_threshold_to_abstain_is_measured_and_sealed(digits_file: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Fixed(nn.Module):
         super().__init__()
         self.logits = nn.Parameter(logits.clone())
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.logits[: len(images)]
 
 

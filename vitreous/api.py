@@ -233,9 +233,9 @@ def convert(source: Text, destination: Text, to: Layout, **options: Any) -> Figu
 def check(data: Text, *, data_root: str | None = None) -> Figures:
     """Find unreadable files, duplicates, split leaks, thin classes and odd sizes; nothing is changed."""
     from vitreous.data import open_data
-    from vitreous.data.check import check as work
+    from vitreous.data.survey import survey
 
-    return Figures(work(open_data(os.fspath(data), data_root=data_root, carve=False)).document())
+    return Figures(survey(open_data(os.fspath(data), data_root=data_root, carve=False)).document())
 
 
 def prepare_folder(path: Text) -> Path:

@@ -81,8 +81,8 @@ def choose(
         model, preprocessing = pretrained.architecture, pretrained.preprocessing
         if options.drop_path is not None:
             model = replace(model, drop_path=options.drop_path)
-    if options.fit is not None:
-        preprocessing = replace(preprocessing, resize=FITS[options.fit])
+    if (resize := FITS[options.fit] if options.fit else pick.recipe.resize) is not None:
+        preprocessing = replace(preprocessing, resize=resize)
     many = f"{facts.images:,} images"
     batch = pick("batch_size", options.batch_size, _batch_size(facts), f"{many}: enough steps in an epoch")
     optimizer: Optimizer = pick("optimizer", options.optimizer, "adamw")

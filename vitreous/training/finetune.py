@@ -49,6 +49,7 @@ def finetune(
     known = classifier.labels if options.keep_head else None
     changes = adapt.set_classes(classifier.model, len(dataset.labels), known, dataset.labels)
     gpu = parallel.choose_device(options.device).type == "cuda"
+    recipe = recipes.for_finetuning(options, images, gpu)
     start = Start(
         Pretrained(
             architecture=classifier.model.config,
@@ -56,9 +57,11 @@ def finetune(
             tune=options.tune,
         ),
         dict(classifier.model.state_dict()),
-        recipes.for_finetuning(options, images, gpu),
+        recipe,
     )
     if parallel.is_main():
+        if recipe.reason:
+            console.note(f"recipe: {recipe.source} ({recipe.reason})")
         for line in changes:
             console.note(f"  {line}")
     return train(data, options, dataset=dataset, start=start, afterwards=afterwards)

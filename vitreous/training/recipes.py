@@ -11,8 +11,8 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from vitreous import checkpoint, console
-from vitreous.config import Augment, FinetuneConfig
+from vitreous import checkpoint
+from vitreous.config import Augment, FinetuneConfig, Resize
 from vitreous.errors import OptionError, nearest
 from vitreous.models import architecture
 from vitreous.models.architecture import Architecture
@@ -55,6 +55,10 @@ class Recipe:
     source: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
     architecture: Architecture | None = None
+    resize: Resize | None = None
+    """How its images were fitted to the model's size."""
+    reason: str = ""
+    """Why it was taken, where nobody named it."""
 
 
 def read(source: str) -> Recipe:
@@ -68,9 +72,11 @@ def read(source: str) -> Recipe:
     if (path / "config.json").is_file():
         plan = json.loads((path / "config.json").read_text())["plan"]
         shape = architecture.from_dict(plan["architecture"])
+        resize = plan["preprocessing"]["resize"]
     elif path.is_file() and checkpoint.is_sealed(path):
         weights = checkpoint.read(path)
         plan, shape = weights.about.get("recipe") or {}, weights.config
+        resize = weights.preprocessing.resize
     else:
         raise OptionError(
             f"{source} holds no recipe: give a run folder, or a sealed file that was trained here"
@@ -80,16 +86,15 @@ def read(source: str) -> Recipe:
         values.pop(name, None)
     if isinstance(values.get("augment"), dict):
         values["augment"] = Augment(**tuples(values["augment"]))
-    return Recipe(source, values, shape)
+    return Recipe(source, values, shape, resize)
 
 
 def for_finetuning(options: FinetuneConfig, images: int, gpu: bool) -> Recipe:
     """Return the recipe that `--recipe` names, or that suits the number of images."""
-    name = options.recipe or "auto"
+    name, reason = options.recipe or "auto", ""
     if name == "auto":
         name = "modern" if images < FEW or options.tune != "full" else "paper"
-        why = f"{images:,} images" if options.tune == "full" else f"only {options.tune} learns"
-        console.note(f"recipe: {name} ({why})")
+        reason = f"{images:,} images" if options.tune == "full" else f"only {options.tune} learns"
     if name == "none":
         return Recipe()
     if name not in TABLE:
@@ -102,7 +107,7 @@ def for_finetuning(options: FinetuneConfig, images: int, gpu: bool) -> Recipe:
     if kind in ("head", "lora"):
         values |= {"weight_decay": 0.0, "layer_decay": 1.0}
     values["epochs"] = min(100, max(5, round(VIEWS / max(1, images))))
-    return Recipe(name, values)
+    return Recipe(name, values, reason=reason)
 
 
 def _batch_size(images: int, gpu: bool) -> int:

@@ -1,4 +1,4 @@
-"""Evaluations against scikit-learn, scipy, timm and closed forms."""
+"""Probes, metrics, corruptions and reassessed labels against scikit-learn, timm and closed forms."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import sklearn.metrics
 from PIL import Image
-from scipy.special import softmax
-from sklearn.calibration import calibration_curve
 from sklearn.datasets import load_sample_image
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
@@ -17,15 +15,12 @@ from timm.data.real_labels import RealLabelsImagenet
 
 from vitreous.errors import DataError
 from vitreous.evals import (
-    accuracy,
     alignment,
-    calibration,
     corruptions,
     fewshot,
     knn,
     linear,
     metrics,
-    multilabel,
     real,
 )
 
@@ -50,81 +45,6 @@ def several(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     targets = generator.random((count, 3)) < [0.5, 0.3, 0.2]
     directions = np.random.default_rng(9).normal(size=(3, 12))
     return (targets @ directions + generator.normal(size=(count, 12))).astype(np.float32), targets
-
-
-def test_figures_are_scikit_learns(scored: tuple[np.ndarray, np.ndarray]) -> None:
-    logits, targets = scored
-    labels = [str(k) for k in range(7)]
-    found = accuracy.figures(logits, targets, labels)
-    guess = logits.argmax(1)
-    assert found["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(targets, guess))
-    assert found["top5"] == pytest.approx(sklearn.metrics.top_k_accuracy_score(targets, logits, k=5))
-    assert found["loss"] == pytest.approx(sklearn.metrics.log_loss(targets, softmax(logits, 1)))
-    assert found["confusion"] == sklearn.metrics.confusion_matrix(targets, guess).tolist()
-    assert found["mean_per_class_accuracy"] == pytest.approx(
-        sklearn.metrics.balanced_accuracy_score(targets, guess)
-    )
-    precision, recall, f1, _ = sklearn.metrics.precision_recall_fscore_support(
-        targets, guess, average="macro"
-    )
-    assert (found["precision"], found["recall"], found["f1"]) == pytest.approx((precision, recall, f1))
-    low, high = found["accuracy_interval"]
-    half = 1.96 * (found["accuracy"] * (1 - found["accuracy"]) / 400) ** 0.5
-    assert (low, high) == pytest.approx((found["accuracy"] - half, found["accuracy"] + half), abs=0.01)
-
-
-def test_a_class_without_images_and_a_single_image_are_no_trouble() -> None:
-    found = accuracy.figures(np.array([[0.1, 2.0, 0.3]]), np.array([1]), ["a", "b", "c"])
-    assert found["accuracy"] == found["mean_per_class_accuracy"] == found["f1"] == 1.0
-    assert [row["count"] for row in found["per_class"]] == [0, 1, 0]
-
-
-def test_calibration_is_scikit_learns_curve(scored: tuple[np.ndarray, np.ndarray]) -> None:
-    logits, targets = scored
-    confidence = softmax(logits, 1).max(1)
-    right = logits.argmax(1) == targets
-    rows = [row for row in calibration.reliability(logits, targets, 10) if row["count"]]
-    fraction, mean = calibration_curve(right, confidence, n_bins=10)
-    np.testing.assert_allclose([row["accuracy"] for row in rows], fraction)
-    np.testing.assert_allclose([row["confidence"] for row in rows], mean)
-    gaps = sum(row["count"] * abs(row["accuracy"] - row["confidence"]) for row in rows) / 400
-    assert calibration.expected_calibration_error(logits, targets, 10) == pytest.approx(gaps)
-
-
-def test_temperature_undoes_overconfidence(scored: tuple[np.ndarray, np.ndarray]) -> None:
-    generator = np.random.default_rng(1)
-    logits = generator.normal(size=(4000, 5)) * 2
-    targets = (logits + generator.gumbel(size=logits.shape)).argmax(1)  # drawn from softmax(logits)
-    assert calibration.temperature(logits * 3, targets) == pytest.approx(3.0, rel=0.1)
-    before = calibration.expected_calibration_error(logits * 3, targets)
-    after = calibration.expected_calibration_error(logits, targets)
-    assert after < 0.3 * before
-
-
-def test_coverage_answers_the_confident_first(scored: tuple[np.ndarray, np.ndarray]) -> None:
-    rows = calibration.coverage_curve(*scored)
-    assert rows[-1]["coverage"] == 1.0
-    assert rows[-1]["accuracy"] == pytest.approx((scored[0].argmax(1) == scored[1]).mean())
-    assert rows[0]["accuracy"] > rows[-1]["accuracy"]
-    confidence = softmax(scored[0], 1).max(1)
-    assert (confidence >= rows[4]["threshold"]).mean() == pytest.approx(rows[4]["coverage"], abs=0.01)
-
-
-def test_the_paired_test_is_mcnemars() -> None:
-    first, second = np.zeros(100, bool), np.zeros(100, bool)
-    first[:60], second[:50], second[60:85] = True, True, True  # 10 only first, 25 only second
-    found = accuracy.compare(first, second)
-    assert (found["only_first_right"], found["only_second_right"]) == (10, 25)
-    assert found["p_value"] == pytest.approx(0.01673, abs=1e-4)  # 2 * P(Binomial(35, 1/2) <= 10)
-    assert found["difference"] == pytest.approx(0.15)
-    assert accuracy.compare(first, first)["p_value"] == 1.0
-
-
-def test_worst_mistakes_are_the_most_confident_ones() -> None:
-    logits = np.array([[5.0, 0.0], [0.0, 9.0], [1.0, 0.0]])
-    rows = accuracy.worst_mistakes(logits, np.array([1, 0, 0]), np.array([10, 11, 12]), most=5)
-    assert [row["index"] for row in rows] == [11, 10]
-    assert rows[0]["probability"] > 0.999
 
 
 def test_neighbours_are_scikit_learns() -> None:
@@ -193,8 +113,12 @@ def test_logistic_regression_is_scikit_learns() -> None:
     np.testing.assert_allclose(ours, theirs, atol=2e-3)
     test = clusters(100, 2)[0]
     scaled_test = (test - features.mean(0)) / features.std(0)
-    guess = linear.scores(test, (weight, bias, mean, deviation)).argmax(1)
-    np.testing.assert_array_equal(guess, peer.predict(scaled_test))
+    found, expected = (
+        linear.scores(test, (weight, bias, mean, deviation)),
+        peer.decision_function(scaled_test),
+    )
+    found, expected = (scores - scores.mean(1, keepdims=True) for scores in (found, expected))
+    np.testing.assert_allclose(found, expected, atol=1e-2)  # answers may differ where two classes are equal
 
 
 def test_logistic_regression_with_several_labels_is_scikit_learns() -> None:
@@ -228,24 +152,6 @@ def test_metrics_are_scikit_learns(scored: tuple[np.ndarray, np.ndarray]) -> Non
     precision = sklearn.metrics.average_precision_score(hot[:, :7], scores)
     assert metrics.mean_average_precision(wide, hot) == pytest.approx(precision)
     assert metrics.mean_average_precision(wide, np.zeros_like(hot)) == 0.0
-
-
-def test_several_labels_are_scikit_learns() -> None:
-    generator = np.random.default_rng(0)
-    targets = generator.random((200, 5)) < [0.5, 0.2, 0.1, 0.7, 0.0]
-    logits = generator.normal(size=(200, 5)) + 1.5 * targets
-    found = multilabel.figures(logits, targets, list("abcde"))
-    score = sklearn.metrics.average_precision_score(
-        targets[:, :4], 1 / (1 + np.exp(-logits[:, :4])), average="macro"
-    )
-    assert found["mean_average_precision"] == pytest.approx(score)
-    assert found["per_class"][4]["average_precision"] is None
-    f1 = sklearn.metrics.f1_score(targets[:, :4], logits[:, :4] >= 0, average=None)
-    np.testing.assert_allclose([row["f1"] for row in found["per_class"][:4]], f1)
-    best = multilabel.thresholds(logits, targets)
-    tuned = multilabel.figures(logits, targets, list("abcde"), best)
-    assert tuned["f1"] >= found["f1"]
-    assert best[4] == 0.5
 
 
 def test_reassessed_labels_are_timms(tmp_path: Path) -> None:

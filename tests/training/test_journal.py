@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vitreous.journal import Journal, read
 
 from vitreous.errors import MissingDependencyError
+from vitreous.training.journal import Journal, read
 
 
 def fill(folder: Path, steps: range, **options: Any) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vitreous.defaults import Facts, Plan, choose, seconds
 
 from vitreous.config import TrainConfig
+from vitreous.data.augment import resolve
 from vitreous.errors import ModelError, OptionError
 from vitreous.models import zoo
 from vitreous.models.architecture import ResNetConfig, ViTConfig
+from vitreous.training.defaults import Facts, choose
+from vitreous.training.plan import Plan, seconds
 
 DIGITS = Facts(
     images=1258, classes=10, multilabel=False, size=(8, 8), channels=1, device="cpu", bf16=True, cores=2
@@ -40,12 +42,26 @@ def test_every_choice_has_its_reason() -> None:
     ("option", "value"),
     [
         *[("epochs", 7), ("batch_size", 32), ("lr", 0.5), ("weight_decay", 0.3), ("ema", 0.0)],
-        *[("label_smoothing", 0.0), ("augment", "strong"), ("precision", "bf16"), ("loss", "sigmoid")],
+        *[("label_smoothing", 0.0), ("precision", "bf16"), ("loss", "sigmoid")],
     ],
 )
 def test_the_user_has_the_last_word(option: str, value: Any) -> None:
     plan = choose(TrainConfig(**{option: value}), DIGITS)
     assert getattr(plan, option) == value and option not in plan.reasons
+
+
+def test_augmentation_is_a_preset_with_parts_of_ones_own() -> None:
+    """The plan holds it in full; `strong` is what the data makes of it: the digits may not be mirrored."""
+    strong = choose(TrainConfig(augment="strong"), replace(DIGITS, mirror=False))
+    assert strong.augment == resolve("strong", mirror=False, size=(8, 8), channels=1, resize="cover")
+    assert strong.augment != choose(TrainConfig(), DIGITS).augment and "augment" not in strong.reasons
+    assert strong.augment.flip == 0.0
+    one = choose(TrainConfig(augment="strong", mixup=0.25), replace(DIGITS, mirror=False))
+    assert one.augment == replace(strong.augment, mixup=0.25)
+    whole = choose(TrainConfig(augment="light", crop_scale=(0.0, 0.0)), CIFAR)
+    assert whole.augment.crop_scale is None
+    with pytest.raises(OptionError, match="--crop-scale cuts images and --fit pad shows all of them"):
+        choose(TrainConfig(fit="pad", crop_scale=(0.5, 1.0)), CIFAR)
 
 
 def test_models_and_sizes_by_name() -> None:

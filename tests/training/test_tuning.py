@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.test_vit import inputs, tiny
-from vitreous import tuning
 from vitreous.errors import ModelError
 from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
 from vitreous.models.vit import VisionTransformer
+from vitreous.training import tuning
 
 
 def trained(model: VisionTransformer, steps: int = 3) -> VisionTransformer:

@@ -4,43 +4,58 @@ import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import timm
 import torch
-from vitreous.finetune import finetune, recipe
 
 import vitreous
-from tests.serve_client import client, wait_until_ready
-from vitreous import checkpoint, cli, evaluate, finetune, planning, tuning
-from vitreous.config import EvaluateConfig, FinetuneConfig, TrainConfig
+from tests import ranks
+from vitreous import checkpoint, cli
+from vitreous.config import EvaluateConfig, FinetuneConfig, Preprocessing, TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import DataError, ModelError
 from vitreous.evaluate import evaluate
 from vitreous.export import export
 from vitreous.models import adapt
+from vitreous.models.architecture import ViTConfig
 from vitreous.predict import Classifier
+from vitreous.training import finetune, recipes, tuning
+from vitreous.training.defaults import Facts, Pretrained, choose
+from vitreous.training.plan import Plan
+
+FACTS = Facts(
+    images=500, classes=3, multilabel=False, size=(8, 8), channels=1, device="cpu", bf16=False, cores=2
+)
+MODEL = Pretrained(
+    architecture=ViTConfig(image_size=(8, 8), patch_size=(2, 2), width=192, heads=4, in_channels=1),
+    preprocessing=Preprocessing(image_size=(8, 8), mean=(0.5,), std=(0.5,)),
+)
 
 
-def with_recipe(options: FinetuneConfig, images: int) -> TrainConfig:
-    return planning.filled(options, recipe(options, images))
+def planned(images: int, **options: Any) -> Plan:
+    """Return the plan of a fine-tuning on a CPU."""
+    config = FinetuneConfig(device="cpu", **options)
+    facts, model = replace(FACTS, images=images), replace(MODEL, tune=config.tune)
+    return choose(config, facts, model, recipes.for_finetuning(config, images, gpu=False))
 
 
 def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
-    few = with_recipe(FinetuneConfig(device="cpu"), 500)
+    few = planned(500)
     assert (few.optimizer, few.layer_decay, few.lr, few.epochs) == ("adamw", 0.75, 5e-4, 100)
-    many = with_recipe(FinetuneConfig(), 1_000_000)
+    many = planned(1_000_000)
     assert (many.optimizer, many.weight_decay, many.clip, many.batch_size) == ("sgd", 0.0, 1.0, 512)
-    assert with_recipe(FinetuneConfig(lr=0.5), 500).lr == 0.5
-    assert with_recipe(FinetuneConfig(tune="head", device="cpu"), 500).lr == 3e-3
-    assert with_recipe(FinetuneConfig(tune="head", batch_size=256), 500).lr == 6e-3
-    assert with_recipe(FinetuneConfig(time_budget="1m"), 500).epochs is None
-    assert with_recipe(FinetuneConfig(recipe="none"), 500) == FinetuneConfig(recipe="none")
-    given = FinetuneConfig(optimizer="adamw", layer_decay=1.0, clip=0.0, ema=0.9)
-    for name in ("paper", "modern"):
-        kept = with_recipe(replace(given, recipe=name), 500)
+    assert planned(500, lr=0.5).lr == 0.5
+    assert planned(500, tune="head").lr == 3e-3
+    assert planned(500, tune="head", batch_size=256).lr == 6e-3
+    assert planned(500, time_budget="1m").epochs is None
+    assert planned(500, recipe="none") == choose(TrainConfig(), FACTS, MODEL)
+    given: dict[str, Any] = {"optimizer": "adamw", "layer_decay": 1.0, "clip": 0.0, "ema": 0.9}
+    for recipe in ("paper", "modern"):
+        kept = planned(500, recipe=recipe, **given)
         assert (kept.optimizer, kept.layer_decay, kept.clip, kept.ema) == ("adamw", 1.0, 0.0, 0.9)
 
 
@@ -193,6 +208,8 @@ def test_several_labels_from_training_to_prediction(
     assert all(
         probabilities[each["label"]] == pytest.approx(each["probability"], abs=1e-5) for each in told["top"]
     )
+    from tests.test_serve import client, wait_until_ready
+
     with client(classifier) as server:
         answered = wait_until_ready(server).post("/predict", content=picture.read_bytes())
     assert answered.json()["predictions"][0]["labels"] == told["labels"]
@@ -220,6 +237,42 @@ def test_a_run_goes_on_with_its_own_checkpoint_only(
     source = other.save(tmp_path / "other.safetensors")
     assert cli.main(["finetune", str(source), *arguments]) == 1
     assert "checkpoint was" in capsys.readouterr().err
+
+
+def test_a_model_by_name_is_refused(
+    digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "finetune",
+        str(digits_file),
+        "digits",
+        "--model",
+        "ViT-B/16",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    assert cli.main(arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        f"error: --model ViT-B/16 is for training from scratch: the model to fine-tune is {digits_file}"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def _finetune_here(source: str, out: str) -> None:
+    options = FinetuneConfig(out=out, tune="head", epochs=1, batch_size=512, device="cpu")
+    finetune(source, "digits", options)
+
+
+@pytest.mark.slow
+def test_two_ranks_say_everything_once(
+    digits_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ranks.run(2, _finetune_here, str(digits_file), str(tmp_path / "run"))
+    said = capfd.readouterr().err.splitlines()
+    notes = ("recipe: modern", "  head", "learning: ", "weight_decay: ")
+    counts = {note: sum(line.startswith(note) for line in said) for note in notes}
+    assert counts == dict.fromkeys(notes, 1), said
 
 
 def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:

@@ -1,0 +1,133 @@
+"""What a classifier answered, against scikit-learn; ranks and parts change nothing; ties, a wish to stop."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, confusion_matrix, log_loss, top_k_accuracy_score
+from torch import Tensor, nn
+
+from tests import ranks
+from vitreous import parallel
+from vitreous.config import Preprocessing
+from vitreous.data import Loader, Split, make_loader, open_data
+from vitreous.evals import accuracy, answers, mean_loss
+from vitreous.evals.answers import Answers, rank_of_label
+from vitreous.evals.outputs import Inference, Interrupted
+from vitreous.objectives.supervised import Supervised
+
+ALONE = parallel.World(device=torch.device("cpu"))
+SIZE = Preprocessing(image_size=(8, 8), mean=(0.5,), std=(0.5,))
+LABELS = [str(label) for label in range(10)]
+
+
+class Linear(nn.Module):
+    """A classifier of digits that has learned nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.layer(images.flatten(1))
+
+
+def loader(split: Split, batch_size: int = 50, world: parallel.World = ALONE) -> Loader:
+    return make_loader(
+        split,
+        preprocessing=SIZE,
+        batch_size=batch_size,
+        training=False,
+        rank=world.rank,
+        world_size=world.size,
+    )
+
+
+def answered(split: Split, batch_size: int, world: parallel.World = ALONE, **how: object) -> Answers:
+    inference = Inference(world=world, **how)  # type: ignore[arg-type]
+    return answers.collect(inference.batches(loader(split, batch_size, world), Linear()), world)
+
+
+def all_probabilities(split: Split) -> np.ndarray:
+    batches = [Linear()(batch.images) for batch in loader(split).epoch(0)]
+    return torch.cat(batches).detach().double().softmax(1).numpy()
+
+
+def test_figures_are_scikit_learns() -> None:
+    split = open_data("digits").splits["test"]
+    document = accuracy.document(answered(split, 50), LABELS)
+    shares, classes = all_probabilities(split), range(10)
+    assert document["count"] == len(split) == 359
+    assert document["accuracy"] == pytest.approx(accuracy_score(split.targets, shares.argmax(1)), abs=1e-12)
+    assert document["top5"] == pytest.approx(top_k_accuracy_score(split.targets, shares, k=5), abs=1e-12)
+    assert document["loss"] == pytest.approx(log_loss(split.targets, shares, labels=classes), rel=1e-5)
+    assert document["confusion"] == confusion_matrix(split.targets, shares.argmax(1), labels=classes).tolist()
+    each = -np.log(shares[np.arange(359), split.targets])
+    wrong = shares.argmax(1) != split.targets
+    order = [int(i) for i in np.argsort(-each) if wrong[i]][:24]
+    assert [row["index"] for row in document["worst"]] == order
+    first = document["worst"][0]
+    assert first["truth"] == LABELS[split.targets[order[0]]]
+    assert first["guess"] == LABELS[shares[order[0]].argmax()] != first["truth"]
+    assert first["probability"] == pytest.approx(shares[order[0]].max(), rel=1e-6)
+
+
+def test_parts_change_nothing() -> None:
+    split = open_data("digits").splits["val"]
+    whole = accuracy.headline(answered(split, 180))
+    parts = accuracy.headline(answered(split, 37, micro_batch=5))
+    assert whole == pytest.approx(parts, abs=1e-6)
+
+
+def test_a_wish_to_stop_is_heard() -> None:
+    split = open_data("digits").splits["val"]
+    asked = []
+
+    def stopped() -> bool:
+        asked.append(True)
+        return len(asked) == 3
+
+    with pytest.raises(Interrupted):
+        answered(split, 20, stopped=stopped)
+    assert len(asked) == 3
+    with pytest.raises(Interrupted):
+        inference = Inference(world=ALONE, stopped=lambda: True)
+        mean_loss.collect(Supervised(Linear()), loader(split, 20), inference)  # type: ignore[arg-type]
+
+
+def _on_ranks(folder: Path) -> None:
+    """181 images in batches of 90: the last batch has one image, and all ranks but one have none of it."""
+    with parallel.join("cpu") as world:
+        split = open_data("digits").splits["train"].select(np.arange(181))
+        found = accuracy.document(answered(split, 90, world), LABELS)
+        objective = Supervised(Linear())  # type: ignore[arg-type]
+        means = mean_loss.collect(objective, loader(split, 90, world), Inference(world=world))
+        if world.is_main:
+            (folder / "found.json").write_text(json.dumps([found, means.document()]))
+
+
+def test_ranks_share_the_work_and_no_image_counts_twice(tmp_path: Path) -> None:
+    ranks.run(3, _on_ranks, tmp_path)
+    found, means = json.loads((tmp_path / "found.json").read_text())
+    split = open_data("digits").splits["train"].select(np.arange(181))
+    alone = accuracy.document(answered(split, 90), LABELS)
+    assert found["count"] == 181
+    for name in ("accuracy", "top5", "confusion", "mean_per_class_accuracy", "accuracy_interval"):
+        assert found[name] == alone[name], name
+    assert found["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+    assert [row["index"] for row in found["worst"]] == [row["index"] for row in alone["worst"]]
+    assert means["count"] == 181 and means["accuracy"] == pytest.approx(alone["accuracy"], abs=1e-6)
+    assert means["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+
+
+def test_ranks_of_labels() -> None:
+    logits = torch.tensor([[3.0, 1.0, 2.0, 2.0]] * 4)
+    assert rank_of_label(logits, torch.tensor([0, 1, 2, 3])).tolist() == [0, 3, 1, 2]  # of equals the first
+    several = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]], dtype=torch.float32)
+    assert rank_of_label(logits, several).tolist() == [1, 4, 0, 3]
+    scores = torch.randn(50, 7).round()  # with many ties
+    labels = torch.randint(0, 7, (50,))
+    assert torch.equal(rank_of_label(scores, labels) == 0, scores.argmax(1) == labels)

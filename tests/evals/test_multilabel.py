@@ -1,0 +1,72 @@
+"""Figures of several labels per image against scikit-learn; the threshold of each label."""
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from scipy.special import expit
+
+from vitreous.evals import multilabel
+from vitreous.evals.multilabel import Scores
+
+
+def scored() -> Scores:
+    """200 images with any of five labels, the last of which never occurs."""
+    generator = np.random.default_rng(0)
+    targets = generator.random((200, 5)) < [0.5, 0.2, 0.1, 0.7, 0.0]
+    logits = generator.normal(size=(200, 5)) + 1.5 * targets
+    return Scores(np.arange(200), logits, targets)
+
+
+def test_several_labels_are_scikit_learns() -> None:
+    scores = scored()
+    logits, targets = scores.logits, scores.targets
+    found = multilabel.document(scores, list("abcde"))
+    score = sklearn.metrics.average_precision_score(
+        targets[:, :4], 1 / (1 + np.exp(-logits[:, :4])), average="macro"
+    )
+    assert found["mean_average_precision"] == pytest.approx(score)
+    assert found["per_class"][4]["average_precision"] is None
+    f1 = sklearn.metrics.f1_score(targets[:, :4], logits[:, :4] >= 0, average=None)
+    np.testing.assert_allclose([row["f1"] for row in found["per_class"][:4]], f1)
+    assert found["f1"] == pytest.approx(f1.mean())
+    best = multilabel.thresholds(logits, targets)
+    tuned = multilabel.document(scores, list("abcde"), best)
+    assert tuned["f1"] >= found["f1"]
+    assert best[4] == 0.5
+    precision = sklearn.metrics.precision_score(targets[:, :4], logits[:, :4] >= 0, average=None)
+    recall = sklearn.metrics.recall_score(targets[:, :4], logits[:, :4] >= 0, average=None)
+    np.testing.assert_allclose([row["precision"] for row in found["per_class"][:4]], precision)
+    np.testing.assert_allclose([row["recall"] for row in found["per_class"][:4]], recall)
+
+
+def test_the_headline_is_scikit_learns() -> None:
+    scores = scored()
+    found = multilabel.headline(scores)
+    logits, targets = scores.logits, scores.targets
+    losses = [sklearn.metrics.log_loss(targets[:, k], expit(logits[:, k]), labels=[0, 1]) for k in range(5)]
+    assert found["loss"] == pytest.approx(np.mean(losses))  # a mean over labels, not a sum
+    assert found["accuracy"] == sklearn.metrics.accuracy_score(targets, logits >= 0)  # all labels right
+    assert found["count"] == 200
+    wide = Scores(np.arange(1), np.arange(7.0)[None], np.eye(7, dtype=bool)[:1])
+    assert multilabel.headline(wide)["top5"] == 0.0  # the only label has the lowest score of seven
+    assert multilabel.headline(Scores(np.arange(1), np.arange(7.0)[None], wide.targets[:, ::-1]))["top5"] == 1
+
+
+@pytest.mark.parametrize("limit", [0.2, 0.8])
+def test_limits_decide_what_is_right(limit: float) -> None:
+    scores = scored()
+    right = ((expit(scores.logits) >= limit) == scores.targets).all(1)
+    np.testing.assert_array_equal(scores.right([limit] * 5), right)
+    assert multilabel.headline(scores, [limit] * 5)["accuracy"] == right.mean()
+
+
+def test_calibration_of_all_labels_together() -> None:
+    """Scores that are frequencies have next to no error; scores of 0.9 of which half are true, 0.4."""
+    generator = np.random.default_rng(0)
+    chances = generator.uniform(0.01, 0.99, (4000, 3))
+    honest = Scores(
+        np.arange(4000), np.log(chances / (1 - chances)), generator.random(chances.shape) < chances
+    )
+    assert multilabel.document(honest, list("abc"))["ece"] < 0.02
+    sure = Scores(np.arange(4), np.full((4, 1), np.log(9.0)), np.array([[True], [False]] * 2))
+    assert multilabel.document(sure, ["a"])["ece"] == pytest.approx(0.4)

@@ -1,0 +1,211 @@
+"""Change one line of the code at a time and see whether a test notices: `make mutants N=40`.
+
+Each mutant is made in a temporary copy, so that the tree is never touched, and is judged by the tests of its
+module alone. What no test can see is left out: texts, types, GPUs, and packages that are not installed.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("vitreous", "tests", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
+TESTS = {
+    "training/card": ["training/test_results", "training/test_loop"],
+    "training/checkpoints": [f"training/test_checkpoint{name}" for name in ("s", "_faults", "_ranks")],
+    "training/clock": ["training/test_budget"],
+    "training/defaults": ["training/test_defaults", "training/test_recipes", "training/test_finetune"],
+    "training/finetune": ["training/test_recipes", "training/test_finetune"],
+    "training/folder": ["training/test_folder", "training/test_options"],
+    "training/gradients": ["training/test_memory", "training/test_meaning", "training/test_loop"],
+    "training/journal": ["training/test_journal", "training/test_refusal"],
+    "training/loaders": [f"training/test_{name}" for name in ("results", "meaning", "loop")],
+    "training/log": ["training/test_log", "training/test_loop", "training/test_refusal"],
+    "training/loop": [
+        *(f"training/test_{name}" for name in ("loop", "average", "meaning", "budget", "results")),
+        *(f"training/test_{name}" for name in ("refusal", "signals", "kills", "ranks")),
+    ],
+    "training/plan": ["training/test_defaults", "training/test_recipes"],
+    "training/recipes": ["training/test_recipes", "training/test_finetune"],
+    "training/refusal": ["training/test_refusal"],
+    "training/results": [f"training/test_{name}" for name in ("results", "loop", "average")],
+    "training/setup": [
+        *(f"training/test_{name}" for name in ("earlier_versions", "results", "folder", "loop", "setup")),
+        "training/test_options",
+    ],
+    "training/signals": ["training/test_signals"],
+    "training/state": [f"training/test_{name}" for name in ("average", "loop", "kills", "refusal")],
+    "training/step": [f"training/test_{name}" for name in ("loop", "meaning", "refusal")],
+    "training/tuning": ["training/test_tuning"],
+    "objectives/__init__": ["training/test_results", "test_objectives"],
+    "objectives/supervised": ["test_objectives", "training/test_results"],
+    "evals/answers": ["evals/test_answers", "evals/test_accuracy"],
+    "evals/accuracy": ["evals/test_accuracy", "evals/test_answers"],
+    "evals/multilabel": ["evals/test_multilabel"],
+    "evals/calibration": ["evals/test_calibration"],
+    "evals/mean_loss": ["evals/test_answers", "training/test_results"],
+    "data/order": ["test_data_order", "test_data_loader"],
+    "data/mix": ["test_data_augment", "test_data_loader"],
+}
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq},
+    **{ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In},
+    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult},
+    **{ast.And: ast.Or, ast.Or: ast.And},
+}
+SPOKEN = ("note", "warn", "fail", "bar", "console", "filterwarnings", "_quiet", "show")
+UNSEEN = ("cuda", "mps", "Wandb", "Mlflow", "TensorBoard", "memory", "utilization")
+
+
+class Mutant(NamedTuple):
+    """One change of a module's text."""
+
+    module: str
+    line: int
+    before: str
+    after: str
+    text: str
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what a node could be by mistake."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
+        yield ast.Compare(node.left, [SWAPS[type(node.ops[0])]()], node.comparators)  # type: ignore[list-item]
+    elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+        yield ast.BinOp(node.left, SWAPS[type(node.op)](), node.right)  # type: ignore[arg-type]
+    elif isinstance(node, ast.BoolOp):
+        yield ast.BoolOp(SWAPS[type(node.op)](), node.values)  # type: ignore[arg-type]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
+        yield node.operand
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield ast.Constant(node.value + 1)
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield ast.Pass()
+    elif isinstance(node, ast.IfExp):
+        yield ast.IfExp(node.test, node.orelse, node.body)
+
+
+def visible(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes whose change a user could notice; not texts, types, errors' words or decorators."""
+    if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert | ast.Import | ast.ImportFrom):
+        return
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        return
+    if isinstance(node, ast.Expr | ast.Call):
+        called = node.value if isinstance(node, ast.Expr) else node
+        words = ast.unparse(called.func).split(".") if isinstance(called, ast.Call) else ()
+        if any(word in SPOKEN for word in words):
+            return
+    if isinstance(node, ast.ClassDef | ast.FunctionDef) and any(word in node.name for word in UNSEEN):
+        return
+    yield node
+    skipped = {"annotation", "returns", "decorator_list", "ops", "op", "ctx"}
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "round":
+        skipped.add("args")
+    for name, value in ast.iter_fields(node):
+        if name not in skipped:
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from visible(child)
+
+
+def mutants(module: str) -> Iterator[Mutant]:
+    """Yield every mutant of a module."""
+    text = (ROOT / "vitreous" / f"{module}.py").read_text()
+    lines = text.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line.encode()))
+    data = text.encode()
+    for node in visible(ast.parse(text)):
+        for other in changes(node):
+            assert (
+                isinstance(node, ast.expr | ast.stmt) and node.end_lineno and node.end_col_offset is not None
+            )
+            first = starts[node.lineno - 1] + node.col_offset
+            last = starts[node.end_lineno - 1] + node.end_col_offset
+            before, after = data[first:last].decode(), ast.unparse(ast.fix_missing_locations(other))
+            if any(word in lines[node.lineno - 1] for word in UNSEEN):
+                continue
+            if isinstance(other, ast.expr) and not isinstance(other, ast.Constant):
+                after = f"({after})"
+            yield Mutant(
+                module, node.lineno, before, after, (data[:first] + after.encode() + data[last:]).decode()
+            )
+
+
+def tested(copy: Path, module: str, limit: float) -> bool:
+    """Tell whether the module's tests pass in the copy: the quick ones first."""
+    files = [f"tests/{name}.py" for name in TESTS[module] if (copy / f"tests/{name}.py").exists()]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *files]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    for kind in ("not slow", "slow"):
+        try:
+            done = subprocess.run(
+                [*command, "-m", kind], cwd=copy, env=environment, capture_output=True, timeout=limit
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        if done.returncode not in (0, 5):  # 5: there are none of this kind
+            return False
+    return True
+
+
+def main() -> None:
+    """Judge a sample of mutants; print those that no test noticed, and the share of the others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-n", type=int, default=150, help="mutants to try")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--only", default="", help="modules whose path contains this")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds for the tests of one mutant")
+    options = parser.parse_args()
+    found = [mutant for module in TESTS if options.only in module for mutant in mutants(module)]
+    sample = random.Random(options.seed).sample(found, min(options.n, len(found)))
+    survivors: list[Mutant] = []
+    whole: dict[str, bool] = {}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
+        copy = Path(place)
+        for name in COPIED:
+            source = ROOT / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / name)
+        for number, mutant in enumerate(sample, start=1):
+            path = copy / "vitreous" / f"{mutant.module}.py"
+            if mutant.module not in whole:
+                whole[mutant.module] = tested(copy, mutant.module, options.limit)
+                if not whole[mutant.module]:
+                    raise SystemExit(f"the tests of {mutant.module} fail without a mutant: mend them first")
+            original, started = path.read_text(), time.monotonic()
+            path.write_text(mutant.text)
+            survived = tested(copy, mutant.module, options.limit)
+            path.write_text(original)
+            survivors += [mutant] * survived
+            verdict = "SURVIVED" if survived else "killed"
+            said = f"{number:>4} {verdict:<9} {time.monotonic() - started:4.0f} s  {_shown(mutant)}"
+            sys.stdout.write(said + "\n")
+            sys.stdout.flush()
+    killed = len(sample) - len(survivors)
+    sys.stdout.write(
+        f"\n{killed} of {len(sample)} killed ({killed / len(sample):.1%}), of {len(found)} known\n"
+    )
+    for mutant in survivors:
+        sys.stdout.write(f"  {_shown(mutant)}\n")
+
+
+def _shown(mutant: Mutant) -> str:
+    before, after = (" ".join(text.split())[:60] for text in (mutant.before, mutant.after))
+    return f"vitreous/{mutant.module}.py:{mutant.line}: {before} -> {after}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Time budgets: used and kept, with a schedule that comes to its end, whatever the steps cost."""
+
+import re
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests import ranks
+from tests.training.conftest import stripes
+from tests.training.runs import records, run
+from vitreous import parallel
+from vitreous.training import loop
+from vitreous.training.clock import Clock, evaluation_due, fit
+from vitreous.training.state import Position
+
+
+class Time:
+    """A clock that goes on only when told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "evaluation", "per_epoch"),
+    [
+        *[(0.1, 0.1, 1.0, 90), (1.0, 0.02, 0.5, 90), (0.02, 0.05, 0.5, 90)],  # even; slow start; slower later
+        *[(0.1, 0.1, 20.0, 400), (2.0, 2.0, 5.0, 10_000)],  # long evaluations; not even one epoch
+    ],
+)
+def test_a_budget_is_used_and_kept(
+    monkeypatch: pytest.MonkeyPatch, first: float, then: float, evaluation: float, per_epoch: int
+) -> None:
+    """The first 30 steps cost `first` seconds each, the others `then`; an evaluation costs `evaluation`."""
+    clock_time = Time(monkeypatch)
+    budget = 300.0
+    clock = Clock(clock_time.now, 0.0, budget, tests=1.0)
+    clock_time.now += 5.0  # data, model
+    clock.begin()
+    for _ in range(3):
+        clock_time.now += first
+        clock.step()
+    clock.evaluation, clock.afterwards = 0.5 * evaluation, 2.0  # a guess, as before the first evaluation
+    position = Position(steps=fit(Position(), per_epoch, clock))
+    evaluations = 0
+    while position.step < position.steps:
+        clock_time.now += first if position.step < 30 else then
+        late = clock.late
+        position.step += 1
+        clock.step()
+        if late:
+            position.steps = position.step
+        elif position.step % max(1, position.steps // 50) == 0:
+            position.steps = fit(position, per_epoch, clock)
+        if evaluation_due(position, per_epoch):
+            clock_time.now += evaluation
+            clock.evaluated()
+            evaluations += 1
+    clock_time.now += evaluation  # the test images
+    assert 0.85 * budget < clock.seconds <= 1.02 * budget
+    assert evaluations >= 1
+
+
+def test_a_checkpoint_is_due_by_steps_or_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_time = Time(monkeypatch)
+    clock = Clock(clock_time.now, 50.0, None)
+    assert [step for step in range(1, 10) if clock.save_due(step, 4)] == [4, 8]
+    assert not clock.save_due(1, None)
+    clock_time.now += 301.0
+    assert clock.save_due(1, None) and clock.seconds == 351.0 and not clock.late
+    clock.saved()
+    assert not clock.save_due(1, None)
+
+
+def test_a_time_budget_is_kept(data: str, tmp_path: Path) -> None:
+    started = time.monotonic()
+    result = run(data, tmp_path / "run", epochs=None, time_budget="6s")
+    spent = time.monotonic() - started
+    assert 3.0 < result.figures["seconds"] < 7.0 and spent < 8.0  # it made use of the time, and kept to it
+    assert result.figures["steps"] > 10
+    rows = records(result.folder, "train")
+    assert rows[-1]["lr"] < 0.05 * max(r["lr"] for r in rows)  # and the schedule came to its end
+
+
+def test_one_step_per_epoch_is_planned_as_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20 images are one batch: an epoch is a step, and the schedule still rises, falls and ends."""
+    data = stripes(tmp_path / "few.npz", train=20, val=6, test=6)
+    result = run(data, tmp_path / "run", epochs=None, time_budget="5s", batch_size=None)
+    steps = result.figures["steps"]
+    assert steps > 15
+    assert result.figures["seconds"] < 6.0
+    rates = [record["lr"] for record in records(result.folder, "train")]
+    peak = max(rates)
+    assert len(rates) == steps  # one record per epoch
+    assert rates[0] < 0.7 * peak and rates[-1] < 0.1 * peak
+    assert 0 < rates.index(peak) < 0.6 * steps
+    assert len(records(result.folder, "val")) < 0.5 * steps  # some 25 evaluations, not one per step
+    planned = re.search(r"^epochs: ([\d.]+)", capsys.readouterr().err, re.MULTILINE)
+    assert planned and steps / 8 < float(planned[1]) < 8 * steps
+
+
+class _Fast(Clock):
+    """The clock of a rank that is ahead of the others."""
+
+    @property
+    def seconds(self) -> float:
+        return super().seconds + 0.7
+
+
+def _budgets_here(data: str, folder: Path) -> None:
+    """Train three times with a time budget; ranks whose clocks differ must still agree on every step."""
+    parallel.join = partial(parallel.join, timeout=timedelta(seconds=60))  # a deadlock is an error, soon
+    if not parallel.is_main():
+        loop.Clock = _Fast  # type: ignore[misc]
+    for number in range(3):
+        result = run(data, folder / str(number), epochs=None, time_budget="4s")
+        mine = f"{result.figures['steps']} {result.is_main}"
+        (folder / f"{number}-{int(parallel.is_main())}").write_text(mine)
+
+
+@pytest.mark.slow
+def test_ranks_agree_on_a_time_budget(data: str, tmp_path: Path) -> None:
+    ranks.run(2, _budgets_here, data, tmp_path)
+    for number in range(3):
+        main, other = ((tmp_path / f"{number}-{rank}").read_text().split() for rank in (1, 0))
+        assert main[0] == other[0] and int(main[0]) > 0
+        assert (main[1], other[1]) == ("True", "False")
+        assert len(records(tmp_path / str(number), "test")) == 1

@@ -1,0 +1,23 @@
+"""Files of earlier versions: a run that one of them started goes on, to the weights that it would reach."""
+
+import shutil
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from tests.conftest import FIXTURES
+from tests.training.runs import assert_same_weights, records, run, weights
+from vitreous import checkpoint
+
+
+def test_a_run_of_the_first_version_goes_on(tmp_path: Path) -> None:
+    """It was killed at step 5 of 12; what it must end with was computed by the version that started it."""
+    shutil.copytree(FIXTURES / "run_v1", tmp_path / "v1")
+    folder = tmp_path / "v1" / "run"
+    result = run(str(tmp_path / "v1" / "stripes.npz"), folder, epochs=4, save_every=5, keep=1)
+    assert result.figures["steps"] == 12
+    assert_same_weights(weights(folder), load_file(FIXTURES / "run_v1" / "expected_last.safetensors"))
+    assert [record["step"] for record in records(folder, "train")] == [3, 6, 9, 12]
+    recipe = checkpoint.read(folder / "best.safetensors").about["recipe"]
+    assert recipe["seed"] == 0 and recipe["warmup"] == 0.1  # which its plan did not hold
+    assert recipe["augment"]["crop_scale"] == [0.5, 1.0]

@@ -1,0 +1,114 @@
+"""The run folder: one process, one set of options, and a disk that may be full."""
+
+import errno
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.training.runs import FORKS, assert_same_run, run, slow
+from vitreous import cli, files
+from vitreous.errors import DiskFullError, ResumeError
+from vitreous.training import Result, folder
+from vitreous.training.folder import RunLock
+
+
+def test_changed_options_are_refused(data: str, undisturbed: Result, tmp_path: Path) -> None:
+    with pytest.raises(
+        ResumeError, match="batch_size was 16 and is now 8; lr was 0.002 and is now 0.1: repeat"
+    ):
+        run(data, undisturbed.folder, batch_size=8, lr=0.1)
+    with np.load(data) as arrays:
+        changed = {**arrays}
+    changed["train_images"][0] += 1
+    np.savez(tmp_path / "stripes.npz", **changed)
+    with pytest.raises(ResumeError, match="data was .* and is now"):
+        run(str(tmp_path / "stripes.npz"), undisturbed.folder)
+    free = {"workers": 1, "keep": 2, "save_every": 7, "on_nan": "rollback", "micro_batch": 4}
+    assert run(data, undisturbed.folder, **free).figures == undisturbed.figures
+
+
+def test_a_second_process_is_refused(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ready = FORKS.Event()
+    child = FORKS.Process(target=slow, args=(data, tmp_path / "run", ready, 60.0))
+    child.start()
+    assert ready.wait(60)
+    assert cli.main(["train", data, "--out", str(tmp_path / "run")]) == 1
+    assert f"error: {tmp_path / 'run'} is in use by process {child.pid}" in capsys.readouterr().err
+    child.kill()
+    child.join()
+
+
+class _Os:
+    """The module `os` as one other module sees it, with some functions replaced."""
+
+    def __init__(self, **replaced: Any) -> None:
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+def test_a_full_disk_ends_the_run_with_its_last_checkpoint(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Result
+) -> None:
+    real, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.distributed.checkpoint.filesystem.os", _Os(fsync=full))
+        with pytest.raises(
+            DiskFullError, match=r"no space for the checkpoint of step 12 .* step-00000008 stays"
+        ):
+            run(data, tmp_path, save_every=4)
+    kept = sorted(path.name for path in (tmp_path / "resume").glob("step-*"))
+    assert kept == ["step-00000000", "step-00000004", "step-00000008"]
+    run(data, tmp_path, save_every=4)  # room again
+    assert_same_run(tmp_path, undisturbed)
+
+
+def _hold(folder: Path, ready: Any, forked: bool) -> None:
+    _lock = RunLock(folder)
+    if forked and os.fork() == 0:
+        time.sleep(60)  # a loader worker that outlives its parent
+        os._exit(0)
+    ready.set()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_one_process_a_run_folder(tmp_path: Path, forked: bool) -> None:
+    ready = FORKS.Event()
+    child = FORKS.Process(target=_hold, args=(tmp_path, ready, forked))
+    child.start()
+    assert ready.wait(60)
+    with pytest.raises(ResumeError, match=rf"is in use by process {child.pid} on .*: wait for it, or"):
+        RunLock(tmp_path)
+    child.kill()
+    child.join()
+    lock = RunLock(tmp_path)  # what a killed process left is no obstacle
+    with pytest.raises(ResumeError, match=f"is in use by process {os.getpid()}"):
+        RunLock(tmp_path)
+    lock.release()
+    RunLock(tmp_path).release()
+
+
+def test_changed_options_are_refused_with_both_values(tmp_path: Path) -> None:
+    before = {"lr": 0.001, "image_size": [32, 32], "model": "vit_tiny", "ema": None}
+    files.write_json(tmp_path / "config.json", before)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    folder.refuse_changes(stored, {**before, "image_size": (32, 32)}, tmp_path)
+    with pytest.raises(ResumeError) as caught:
+        folder.refuse_changes(stored, {**before, "lr": 0.01, "ema": 0.99}, tmp_path)
+    assert caught.match("ema was null and is now 0.99; lr was 0.001 and is now 0.01: repeat the old ones, or")
+    assert "image_size" not in str(caught.value)

@@ -1,0 +1,129 @@
+"""What is shown and journalled of the steps: means over steps, when they are due, and how fast it went."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.runs import records
+from tests.training.test_budget import Time
+from vitreous import parallel
+from vitreous.config import TrainConfig
+from vitreous.training import journal, log
+from vitreous.training.log import Log
+
+ALONE = parallel.World(device=torch.device("cpu"))
+
+
+def opened(folder: Path, **changes: Any) -> Log:
+    settings: dict[str, Any] = {"step": 0, "steps": 250, "images": 20, "per_epoch": 40, "about": {}}
+    return Log(folder, TrainConfig(), ALONE, **{**settings, **changes})
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[Time]:
+    yield Time(monkeypatch)
+
+
+def take(book: Log, steps: range, total: int = 250, **figures: float) -> None:
+    """Tell the log of steps whose loss is their number."""
+    for step in steps:
+        found = {"loss": float(step), "gradient_norm": 2.5, "refused": 0.0, **figures}
+        book.step(step, found, steps=total, lr=step / 1000)
+
+
+def test_records_come_with_epochs_hundreds_and_the_end(tmp_path: Path) -> None:
+    with opened(tmp_path) as book:
+        take(book, range(1, 251), accuracy=0.5)
+    rows = records(tmp_path, "train")
+    assert [row["step"] for row in rows] == [40, 80, 100, 120, 160, 200, 240, 250]
+    assert [row["epoch"] for row in rows] == [1.0, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 6.25]
+    means = [(low + 1 + high) / 2 for low, high in zip([0, 40, 80], [40, 80, 100], strict=True)]
+    assert [row["loss"] for row in rows[:3]] == means  # of the steps since the record before
+    assert {row["accuracy"] for row in rows} == {0.5}
+    assert rows[0]["lr"] == 0.04 and rows[0]["gradient_norm"] == 2.5
+    assert "refused" not in rows[0]
+
+
+def test_speed_leaves_out_what_is_no_training(tmp_path: Path, now: Time) -> None:
+    with opened(tmp_path) as book:
+        assert book.images_per_second is None
+        now.now += 10.0
+        paused = book.pause()
+        now.now += 30.0  # an evaluation
+        book.go_on(paused)
+        take(book, range(1, 41))
+        now.now += 5.0
+        take(book, range(41, 81))
+        assert book.images_per_second == pytest.approx(80 * 20 / 15.0)
+    assert [row["images_per_second"] for row in records(tmp_path, "train")] == [80.0, 160.0]
+
+
+def test_going_back_forgets_records_and_sums(tmp_path: Path) -> None:
+    with opened(tmp_path) as book:
+        take(book, range(1, 60))
+        book.rewind(20)
+        assert records(tmp_path) == []
+        take(book, range(21, 41))
+    (row,) = records(tmp_path, "train")
+    assert row["step"] == 40 and row["loss"] == 30.5  # steps 21 to 40
+
+
+def test_a_norm_that_is_no_number_is_none(tmp_path: Path) -> None:
+    with opened(tmp_path, per_epoch=1) as book:
+        take(book, range(1, 2), gradient_norm=float("inf"))
+        book.evaluation(1, "val", {"loss": 0.12345678, "count": 30.0})
+    row, evaluation = journal.read(tmp_path / "metrics.jsonl")
+    assert row["gradient_norm"] is None
+    assert evaluation == {"step": 1, "split": "val", "loss": 0.123457, "count": 30.0}
+
+
+def test_the_bar_shows_means_and_speed(tmp_path: Path, now: Time, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[Any, ...]] = []
+    with opened(tmp_path) as book:
+        monkeypatch.setattr(book.bar, "update", lambda *given, left: shown.append((*given, left)))
+        book.show(1, 250, 0.5)  # too early: a few times a second are enough
+        assert shown == []
+        take(book, range(1, 4), accuracy=0.25)
+        now.now += 1.0
+        book.show(3, 250, 0.5)
+        book.show(250, 250, 0.5)  # the end is always shown
+    assert shown[0] == (3, 250, "loss 2.000, accuracy 25.0%, 40 images/s", 247 * 0.5)
+    assert shown[1][0] == 250 and len(shown) == 2
+
+
+def test_three_files_are_named_and_the_rest_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Reader:
+        def __init__(self) -> None:
+            self.bad = {number: f"{number}.png: broken" for number in range(3)}
+
+    reader = Reader()
+    with opened(tmp_path) as book:
+        book.unreadable(reader)  # type: ignore[arg-type]
+        assert capsys.readouterr().err.count("warning: left out: ") == 3
+        book.unreadable(reader)  # type: ignore[arg-type]
+        assert capsys.readouterr().err == ""  # said once
+        reader.bad |= {number: f"{number}.png: broken" for number in range(3, 8)}
+        book.unreadable(reader)  # type: ignore[arg-type]
+    said = capsys.readouterr().err
+    assert said.count("broken") == 3 and "left out: 2 more files" in said
+
+
+def test_sinks_are_those_that_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Spy(journal.Journal):
+        def __init__(self, folder: Path, *, step: int = 0, about: Any = None, **sinks: bool) -> None:
+            asked.append({"step": step, "about": about, **sinks})
+            super().__init__(folder, step=step)
+
+    monkeypatch.setattr(log, "Journal", Spy)
+    for name in ("tensorboard", "wandb", "mlflow"):
+        options = TrainConfig(**{name: True})
+        Log(tmp_path, options, ALONE, step=7, steps=9, images=1, per_epoch=1, about={"lr": 1}).journal.close()
+    names = ("tensorboard", "wandb", "mlflow")
+    assert asked == [{"step": 7, "about": {"lr": 1}, **{n: n == name for n in names}} for name in names]

@@ -1,0 +1,141 @@
+"""What a run leaves behind says one thing: results, sealed files, card, `evaluate` and the report agree."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.training.conftest import stripes
+from tests.training.runs import OPTIONS, records, run
+from vitreous import checkpoint, cli
+from vitreous.config import EvaluateConfig
+from vitreous.data import Batch, Dataset, Loader
+from vitreous.evals.outputs import Inference
+from vitreous.evaluate import evaluate
+from vitreous.models.weights import Model
+from vitreous.objectives import Objective
+from vitreous.training import Result, train
+from vitreous.training.plan import Plan
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"label_smoothing": 0.3}, {"balance": "loss"}, {"loss": "sigmoid"}, {"several": True}],
+    ids=str,
+)
+def test_one_loss_everywhere(data: str, pairs: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Smoothing, class weights and the sum over labels belong to the training loss, not to the figures."""
+    several = changes.pop("several", False)
+    source = str(pairs) if several else data
+    result = run(source, tmp_path, epochs=1, batch_size=64, **changes)
+    sealed = checkpoint.read(tmp_path / "best.safetensors").about["results"]
+    card = (tmp_path / "model_card.md").read_text()
+    for split in [name for name in ("val", "test") if name in result.figures]:
+        options = EvaluateConfig(split=split, device="cpu")
+        measured = evaluate(str(tmp_path / "best.safetensors"), source, options)
+        (row,) = re.findall(rf"^\| {split} \| (.*) \|$", card, re.MULTILINE)
+        accuracy, loss, images = (float(re.sub("[%,]", "", cell)) for cell in row.split(" | "))
+        headline = "mean_average_precision" if several else "accuracy"
+        assert images == measured["count"]
+        assert accuracy == pytest.approx(100 * measured[headline], abs=0.006)
+        assert loss == pytest.approx(measured["loss"], abs=6e-5)
+        for figures in (result.figures[split], sealed[split]):
+            assert figures["loss"] == pytest.approx(measured["loss"], abs=1e-5)
+            assert figures[headline] == pytest.approx(measured[headline], abs=1e-6)
+        assert records(tmp_path, split)[-1]["loss"] == pytest.approx(measured["loss"], abs=1e-5)
+
+
+def test_the_evaluation_of_a_run_is_the_document_of_evaluate(data: str, undisturbed: Result) -> None:
+    """The same figures, with names of labels and files, wherever they are read."""
+    ours = json.loads((undisturbed.folder / "evaluation.json").read_text())
+    theirs = evaluate(str(undisturbed.folder / "best.safetensors"), data, EvaluateConfig(device="cpu"))
+    assert ours["labels"] == ["rows", "columns", "flat"] and ours["split"] == theirs["split"] == "test"
+    shared = theirs.keys() - {"checkpoint", "data", "bad_files"}
+    assert shared <= ours.keys()
+    for name in ("confusion", "per_class", "accuracy", "count", "accuracy_interval", "confused"):
+        assert ours[name] == theirs[name], name
+    assert [row["count"] for row in ours["reliability"]] == [row["count"] for row in theirs["reliability"]]
+    assert [(row["file"], row["truth"], row["guess"]) for row in ours["worst"]] == [
+        (row["file"], row["truth"], row["guess"]) for row in theirs["worst"]
+    ]
+
+
+class Brightness(Objective):
+    """A task without classes: the first output is the image's mean brightness."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        error = self.model(batch.images)[:, 0] - batch.images.mean((1, 2, 3))
+        return error.square().mean(), {"distance": error.detach().abs().mean()}
+
+
+def brightness(model: Model, plan: Plan, dataset: Dataset) -> Objective:
+    return Brightness(model)
+
+
+def test_a_task_without_accuracy_trains_to_its_end(data: str, tmp_path: Path) -> None:
+    options = replace(OPTIONS, out=str(tmp_path), epochs=4, augment="none")
+    result = train(data, options, make_objective=brightness)
+    losses = [record["loss"] for record in records(tmp_path, "val")]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    assert result.figures["val"]["loss"] == pytest.approx(min(losses), abs=1e-6)  # the best was kept
+    assert result.figures["test"].keys() == {"loss", "distance", "count"}
+    assert result.figures["test"]["count"] == 31
+    assert all("distance" in record for record in records(tmp_path))
+    card = (tmp_path / "model_card.md").read_text()
+    assert "| split | loss | images |" in card and f"{result.figures['test']['loss']:.4f} | 31 |" in card
+    assert "It has no classes" in card
+    document = json.loads((tmp_path / "evaluation.json").read_text())
+    assert document["loss"] == result.figures["test"]["loss"]
+
+
+def test_without_a_test_split_val_is_measured_once(tmp_path: Path) -> None:
+    data = stripes(tmp_path / "two.npz", train=48, val=18)
+    result = run(data, tmp_path / "run", epochs=2)
+    assert "test" not in result.figures
+    assert {"loss", "accuracy", "top5", "mean_per_class_accuracy", "count"} == result.figures["val"].keys()
+    assert [record["step"] for record in records(tmp_path / "run", "val")] == [3, 6]
+    sealed = checkpoint.read(tmp_path / "run" / "best.safetensors").about["results"]
+    assert sealed == {"val": result.figures["val"]}
+    assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["split"] == "val"
+
+
+def test_every_evaluation_uses_the_workers_of_the_run(
+    pictures: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers: list[tuple[int, int]] = []
+    create = Loader.__init__
+
+    def watched(self: Loader, *arguments: Any, **options: Any) -> None:
+        create(self, *arguments, **options)
+        workers.append((len(self.split), self.workers))
+
+    monkeypatch.setattr(Loader, "__init__", watched)
+    run(pictures, tmp_path, epochs=1, workers=1)
+    assert sorted(workers) == [(30, 1), (31, 1), (96, 1)]  # val, test, train
+
+
+def test_the_report_does_not_evaluate_again(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pass over val and one over test, in a run of one epoch and its report."""
+    counts: list[int] = []
+    batches = Inference.batches
+
+    def counted(self: Inference, loader: Loader, compute: Any) -> Any:
+        counts.append(len(loader.split))
+        return batches(self, loader, compute)
+
+    monkeypatch.setattr(Inference, "batches", counted)
+    flags = ["--epochs", "1", "--batch-size", "16", "--patch-size", "4", "--device", "cpu"]
+    assert cli.main(["train", data, *flags, "--out", str(tmp_path / "run")]) == 0
+    assert counts == [30, 31]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Confusion, on " in page and "Reliability, on " in page

@@ -1,0 +1,61 @@
+"""SIGTERM and Ctrl-C: a checkpoint first, also where the loader's workers get the signal too."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training.runs import FORKS, assert_same_run, assert_same_weights, run, slow, weights
+from vitreous.training import Result
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_stop_with_a_checkpoint(
+    data: str, tmp_path: Path, undisturbed: Result, number: signal.Signals, status: int
+) -> None:
+    ready = FORKS.Event()
+    child = FORKS.Process(target=slow, args=(data, tmp_path / "run", ready, 0.2))
+    child.start()
+    assert ready.wait(60) and child.pid
+    os.kill(child.pid, number)
+    asked = time.monotonic()
+    child.join(30)
+    assert child.exitcode == status and time.monotonic() - asked < 30
+    latest = (tmp_path / "run" / "resume" / ".latest").read_text()
+    assert latest in ("step-00000004\n", "step-00000005\n")  # the step under way was finished
+    run(data, tmp_path / "run")
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_to_the_workers_too(
+    pictures: str, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    """A terminal and a batch system signal every process of the run, also those that read images."""
+    ready = FORKS.Event()
+    child = FORKS.Process(target=slow, args=(pictures, tmp_path / "run", ready, 0.3, "--workers", "2"))
+    child.daemon = False
+    child.start()
+    assert ready.wait(60) and child.pid
+    os.killpg(child.pid, number)
+    child.join(30)
+    assert child.exitcode == status
+    run(pictures, tmp_path / "run", workers=0)
+    run(pictures, tmp_path / "whole", workers=1)
+    assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+def test_a_second_signal_ends_at_once(data: str, tmp_path: Path) -> None:
+    ready = FORKS.Event()
+    child = FORKS.Process(target=slow, args=(data, tmp_path / "run", ready, 60.0))
+    child.start()
+    assert ready.wait(60) and child.pid
+    os.kill(child.pid, signal.SIGTERM)
+    time.sleep(0.3)
+    assert child.is_alive()
+    os.kill(child.pid, signal.SIGTERM)
+    child.join(5)
+    assert child.exitcode == 143
