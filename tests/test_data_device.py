@@ -180,7 +180,7 @@ def test_evaluation_of_what_is_resized_is_the_hosts(array: Split, folder: Split,
     options = {
         "preprocessing": Preprocessing(image_size=(16, 12), resize=resize),
         "training": False,
-        "patch_size": 4,
+        "mask_step": 4,
     }
     for split in (array, folder):
         ours = on_device(split, 0, **options)
@@ -191,7 +191,7 @@ def test_evaluation_of_what_is_resized_is_the_hosts(array: Split, folder: Split,
 def test_padded_training_has_masks(folder: Split) -> None:
     options: dict[str, Any] = {
         "preprocessing": Preprocessing(image_size=(32, 32), resize="pad"),
-        "patch_size": 8,
+        "mask_step": 8,
     }
     options["augment"] = Augment(flip=0.0)
     assert levels_apart(on_device(folder, **options), on_host(folder, **options)).max() < 1e-3

@@ -110,7 +110,7 @@ def test_calibration_is_fitted_on_val_alone(digits_file: Path, tmp_path: Path) -
         arrays |= {f"x_{name}": pixels, f"y_{name}": targets}
     np.savez(tmp_path / "wrong.npz", **arrays)  # pyright: ignore[reportArgumentType]
     path = Path(copy(digits_file, tmp_path / "mine.safetensors"))
-    evaluate.evaluate(str(path), str(tmp_path / "wrong.npz"), EvaluateConfig(calibrate=True))
+    evaluate(str(path), str(tmp_path / "wrong.npz"), EvaluateConfig(calibrate=True))
     sealed = checkpoint.read(path).about["calibration"]
     clf, best = vitreous.load(digits_file), {}
     for name in ("val", "test"):

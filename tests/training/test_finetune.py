@@ -208,7 +208,7 @@ def test_several_labels_from_training_to_prediction(
     assert all(
         probabilities[each["label"]] == pytest.approx(each["probability"], abs=1e-5) for each in told["top"]
     )
-    from tests.test_serve import client, wait_until_ready
+    from tests.serve_client import client, wait_until_ready
 
     with client(classifier) as server:
         answered = wait_until_ready(server).post("/predict", content=picture.read_bytes())
