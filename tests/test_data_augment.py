@@ -11,7 +11,7 @@ from PIL import Image
 from tests.data_images import picture
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import order
-from vitreous.data.augment import ATTEMPTS, Draws, crop_boxes, evaluation_transform, preset
+from vitreous.data.augment import ATTEMPTS, Draws, crop_boxes, evaluation_transform, preset, resolve
 from vitreous.errors import DataError
 
 SIZES = [(640, 427), (427, 640), (300, 300), (97, 213), (225, 224), (1001, 333), (50, 40)]
@@ -168,6 +168,27 @@ def test_presets() -> None:
     )
     with pytest.raises(DataError, match="did you mean light"):
         preset("ligth")
+
+
+def test_presets_are_fitted_to_the_images() -> None:
+    photos: dict[str, Any] = {"mirror": True, "size": (375, 500), "channels": 3, "resize": "cover"}
+    assert resolve("medium", **photos) == Augment(randaugment=(2, 15), mixup=0.2)
+    assert resolve("light", **(photos | {"mirror": False})).flip == 0
+    assert resolve("light", **(photos | {"size": (500, 63)})).crop_scale == (0.5, 1.0)
+    assert resolve("light", **(photos | {"size": (64, 64)})).crop_scale == (0.08, 1.0)
+    assert resolve("light", **(photos | {"channels": 13})).randaugment == (0, 0)
+    assert resolve("light", **(photos | {"resize": "pad"})).crop_scale is None
+
+
+def test_what_is_set_in_full_is_kept_or_refused() -> None:
+    tiny: dict[str, Any] = {"mirror": False, "size": (8, 8), "channels": 1, "resize": "cover"}
+    wish = Augment(randaugment=(2, 9), cutmix=1.0)
+    assert resolve(wish, **tiny) == wish
+    assert resolve(resolve("strong", **tiny), **tiny) == resolve("strong", **tiny)
+    with pytest.raises(DataError, match="need 1 or 3 channels, not 13"):
+        resolve(wish, **(tiny | {"channels": 13}))
+    with pytest.raises(DataError, match="did you mean light"):
+        resolve("ligth", **tiny)
 
 
 def test_flips_come_as_often_as_asked() -> None:

@@ -1,5 +1,4 @@
-"""The same batches come with any number of workers and ranks and after a resume; broken files cost
-themselves only."""
+"""The same batches come with any number of workers and ranks, from the cache and after a resume."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,50 +10,54 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.data_images import encoded, make_folder, own_cache, picture
+from tests.data_batches import EVERYTHING, SIZE, assert_same, batches, split
+from tests.data_images import encoded, own_cache, picture
 from vitreous.config import Augment, Preprocessing
-from vitreous.data import Batch, Loader, Split, make_loader, open_data
+from vitreous.data import Split, make_loader, open_data
 from vitreous.data.augment import evaluation_transform
 from vitreous.data.host import HostLoader
 from vitreous.errors import DataError
 
-__all__ = ["own_cache"]
-
-SIZE = Preprocessing(image_size=(24, 24))
-EVERYTHING = Augment(
-    crop_scale=(0.3, 1.0),
-    randaugment=(2, 9),
-    three_augment=True,
-    color_jitter=0.2,
-    erase=0.5,
-    mixup=0.4,
-    cutmix=1.0,
-)
+__all__ = ["own_cache", "split"]
 
 
-@pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
-    root = make_folder(tmp_path_factory.mktemp("images"), {"a": 14, "b": 12, "c": 11}, format="jpg")
-    return open_data(root, carve=False).splits["train"]
+def test_the_cache_changes_nothing_but_speed(split: Split, tmp_path: Path) -> None:
+    expected = [batches(split, epoch) for epoch in range(3)]
+    loader = make_loader(
+        split, preprocessing=SIZE, augment=EVERYTHING, batch_size=12, seed=5, cache=tmp_path, workers=2
+    )
+    for epoch in range(3):
+        assert_same(list(loader.epoch(epoch)), expected[epoch])
+    assert list(tmp_path.rglob("*.pixels"))
+    other = make_loader(split, preprocessing=SIZE, augment=EVERYTHING, batch_size=12, seed=5, cache=tmp_path)
+    assert_same(list(other.epoch(2)), expected[2])
+    held = make_loader(split, preprocessing=SIZE, batch_size=9, training=False, cache=tmp_path)
+    plain = batches(split, 0, training=False, batch_size=9)
+    assert_same(list(held.epoch()), plain)
+    assert_same(list(held.epoch()), plain)
 
 
-def batches(split: Split, epoch: int = 1, start: int = 0, **options: Any) -> list[Batch]:
-    settings: dict[str, Any] = {
-        "preprocessing": SIZE,
-        "augment": EVERYTHING,
-        "batch_size": 12,
-        "seed": 5,
-        "cache": None,
-    }
-    return list(make_loader(split, **(settings | options)).epoch(epoch, start))
+def test_the_cache_decodes_once(split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    original = type(split.images).read
+    monkeypatch.setattr(
+        type(split.images), "read", lambda self, i, *a, **k: reads.append(i) or original(self, i, *a, **k)
+    )
+    loader = make_loader(split, preprocessing=SIZE, augment="light", batch_size=12, cache=tmp_path)
+    for epoch in range(4):
+        list(loader.epoch(epoch))
+    assert len(reads) == len(set(reads)) <= len(split)
 
 
-def assert_same(ours: list[Batch], theirs: list[Batch]) -> None:
-    assert len(ours) == len(theirs) > 0
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.equal(a.indices, b.indices)
-        assert torch.equal(a.images, b.images)
-        assert torch.equal(a.targets, b.targets)
+def test_large_photographs_are_cached_small(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(picture(number, (1600, 1200)), "JPEG"))
+    split = open_data(tmp_path / "data", carve=False).splits["train"]
+    loader = make_loader(split, preprocessing=SIZE, augment="light", batch_size=4, cache=tmp_path / "cache")
+    list(loader.epoch())
+    assert sum(f.stat().st_size for f in (tmp_path / "cache").rglob("*.pixels")) < 4 * 100 * 100 * 3
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 7 worker")
@@ -114,160 +117,6 @@ def test_evaluation_takes_each_image_once_in_order(split: Split, world: int, wor
             assert target == split.targets[index]
 
 
-def test_the_cache_changes_nothing_but_speed(split: Split, tmp_path: Path) -> None:
-    expected = [batches(split, epoch) for epoch in range(3)]
-    loader = make_loader(
-        split, preprocessing=SIZE, augment=EVERYTHING, batch_size=12, seed=5, cache=tmp_path, workers=2
-    )
-    for epoch in range(3):
-        assert_same(list(loader.epoch(epoch)), expected[epoch])
-    assert list(tmp_path.rglob("*.pixels"))
-    other = make_loader(split, preprocessing=SIZE, augment=EVERYTHING, batch_size=12, seed=5, cache=tmp_path)
-    assert_same(list(other.epoch(2)), expected[2])
-    held = make_loader(split, preprocessing=SIZE, batch_size=9, training=False, cache=tmp_path)
-    plain = batches(split, 0, training=False, batch_size=9)
-    assert_same(list(held.epoch()), plain)
-    assert_same(list(held.epoch()), plain)
-
-
-def test_the_cache_decodes_once(split: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = []
-    original = type(split.images).read
-    monkeypatch.setattr(
-        type(split.images), "read", lambda self, i, *a, **k: reads.append(i) or original(self, i, *a, **k)
-    )
-    loader = make_loader(split, preprocessing=SIZE, augment="light", batch_size=12, cache=tmp_path)
-    for epoch in range(4):
-        list(loader.epoch(epoch))
-    assert len(reads) == len(set(reads)) <= len(split)
-
-
-def test_large_photographs_are_cached_small(tmp_path: Path) -> None:
-    for number in range(4):
-        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encoded(picture(number, (1600, 1200)), "JPEG"))
-    split = open_data(tmp_path / "data", carve=False).splits["train"]
-    loader = make_loader(split, preprocessing=SIZE, augment="light", batch_size=4, cache=tmp_path / "cache")
-    list(loader.epoch())
-    assert sum(f.stat().st_size for f in (tmp_path / "cache").rglob("*.pixels")) < 4 * 100 * 100 * 3
-
-
-@pytest.fixture
-def broken(tmp_path: Path) -> Split:
-    """Forty images, two of them broken: one truncated, one no image at all."""
-    root = make_folder(tmp_path, {"a": 20, "b": 20}, format="jpg")
-    (root / "a" / "003.jpg").write_bytes((root / "a" / "003.jpg").read_bytes()[:300])
-    (root / "b" / "007.jpg").write_bytes(b"not an image")
-    return open_data(root, carve=False).splits["train"]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_broken_files_are_skipped_named_and_reported(broken: Split, workers: int) -> None:
-    loader = make_loader(
-        broken, preprocessing=SIZE, augment="light", batch_size=10, workers=workers, cache=None
-    )
-    for epoch in range(2):
-        got = list(loader.epoch(epoch))
-        assert [len(batch) for batch in got] == [10] * 4
-        assert not {3, 27} & set(torch.cat([batch.indices for batch in got]).tolist())
-    assert sorted(loader.bad) == [3, 27]
-    assert "003.jpg" in loader.bad[3] and loader.files([27]) == ["b/007.jpg"]
-
-
-def test_skipping_is_deterministic(broken: Split) -> None:
-    whole = batches(broken, batch_size=8)
-    assert_same(batches(broken, batch_size=8, workers=2), whole)
-    assert_same(batches(broken, batch_size=8), whole)
-    parts = [batches(broken, start=2, batch_size=8, rank=rank, world_size=3) for rank in range(3)]
-    for step, expected in enumerate(whole[2:]):
-        assert torch.equal(torch.cat([part[step].images for part in parts]), expected.images)
-
-
-def test_a_substitute_is_not_augmented_like_its_own_turn(broken: Split) -> None:
-    """Who takes a broken file's place comes twice in the epoch: as two variations, not as one twice."""
-    augment = Augment(crop_scale=(0.2, 0.6), randaugment=(2, 15))
-    twice = 0
-    for epoch in range(3):
-        whole = batches(broken, epoch, augment=augment, batch_size=40)[0]
-        for index in whole.indices.unique():
-            turns = whole.images[whole.indices == index]
-            assert len(turns) < 2 or not torch.equal(turns[0], turns[1])
-            twice += len(turns) > 1
-    assert twice
-
-
-def test_training_stops_where_too_many_files_are_broken(tmp_path: Path) -> None:
-    root = make_folder(tmp_path, {"a": 20, "b": 20})
-    for number in range(20):
-        (root / "a" / f"{number:03d}.png").write_bytes(b"broken")
-    split = open_data(root, carve=False).splits["train"]
-    for workers in (0, 2):
-        with pytest.raises(DataError, match=r"\d+ of 40 images can't be read, more than 1%: .*a/0.*allowed"):
-            batches(split, workers=workers)
-    loader = make_loader(split, preprocessing=SIZE, training=False, cache=None)
-    assert len(torch.cat([batch.indices for batch in loader.epoch()])) == len(loader.bad) == 20
-
-
-def test_evaluation_leaves_broken_files_out(broken: Split) -> None:
-    loader = make_loader(broken, preprocessing=SIZE, batch_size=16, training=False, cache=None)
-    indices = torch.cat([batch.indices for batch in loader.epoch()])
-    assert indices.tolist() == [i for i in range(40) if i not in (3, 27)]
-    assert sorted(loader.bad) == [3, 27]
-
-
-def test_nothing_but_broken_files_ends_with_one_line(tmp_path: Path) -> None:
-    for name in ("a/1.jpg", "b/1.jpg"):
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_bytes(b"no image " + name.encode())
-    split = open_data(tmp_path, carve=False).splits["train"]
-    options: dict[str, Any] = {"preprocessing": SIZE, "batch_size": 2, "cache": None}
-    with pytest.raises(DataError, match="unreadable files in a row"):
-        list(make_loader(split, augment=Augment(), **options).epoch())
-    with pytest.raises(DataError, match="none of the images that were tried can be read"):
-        make_loader(split, augment="light", **options)
-
-
-def digits_loader(**options: Any) -> Loader:
-    gray = Preprocessing(image_size=(8, 8), mean=(0.5,), std=(0.5,))
-    train = open_data("digits").splits["train"]
-    settings: dict[str, Any] = {"preprocessing": gray, "augment": "light", "batch_size": 128}
-    return make_loader(train, **(settings | options))
-
-
-def test_arrays_in_memory_follow_the_same_order() -> None:
-    everything = Augment(crop_scale=(0.5, 1.0), randaugment=(2, 9), mixup=0.3, erase=0.2)
-    whole = list(digits_loader(augment=everything).epoch(3))
-    assert_same(list(digits_loader(augment=everything, workers=3).epoch(3)), whole)
-    parts = [list(digits_loader(augment=everything, rank=r, world_size=3).epoch(3, 4)) for r in range(3)]
-    for step, expected in enumerate(whole[4:]):
-        assert torch.allclose(torch.cat([part[step].images for part in parts]), expected.images, atol=1e-6)
-
-
-def test_arrays_without_augmentation_are_the_pixels() -> None:
-    loader = digits_loader(augment="none")
-    batch = next(loader.epoch(0))
-    index = int(batch.indices[5])
-    pixels = np.asarray(loader.split.read(index, channels=1)).astype(np.float32)
-    assert np.allclose(batch.images[5, 0].numpy(), pixels / 255 / 0.5 - 1, atol=1e-6)
-
-
-@pytest.mark.parametrize("resize", ["cover", "exact", "pad"])
-def test_arrays_that_are_resized_match_the_transform(resize: str) -> None:
-    settings = Preprocessing(image_size=(16, 12), mean=(0.5,), std=(0.5,), resize=resize)  # pyright: ignore[reportArgumentType]
-    transform = evaluation_transform(settings, 4)
-    held = next(digits_loader(preprocessing=settings, training=False, mask_step=4).epoch())
-    trained = next(digits_loader(preprocessing=settings, augment="none", mask_step=4).epoch())
-    split = open_data("digits").splits["train"]
-    for batch, tolerance in (
-        (held, 1e-6),
-        (trained, 2.1 / 127.5),
-    ):  # training's batched path may round otherwise
-        for k in range(20):
-            expected = transform(split.read(int(batch.indices[k]), channels=1))
-            assert (batch.images[k] - expected).abs().max() <= tolerance
-
-
 def test_pad_gives_masks(split: Split) -> None:
     settings = Preprocessing(image_size=(32, 32), resize="pad")
     kinds: list[dict[str, Any]] = [{"training": False}, {"augment": "light"}]
@@ -278,14 +127,6 @@ def test_pad_gives_masks(split: Split) -> None:
                 batch.mask.view(-1, 4, 4)[:, :3].all() and not batch.mask.view(-1, 4, 4)[:, 3].any()
             )  # 48x36 → 32x24
     assert batches(split)[0].mask is None
-
-
-def test_padded_arrays_have_masks_in_training_too() -> None:
-    settings = Preprocessing(image_size=(16, 8), mean=(0.5,), std=(0.5,), resize="pad")
-    for options in ({"training": False}, {"augment": "light"}, {"augment": "light", "views": 2}):
-        batch = next(digits_loader(preprocessing=settings, mask_step=(4, 8), **options).epoch())
-        assert batch.mask is not None and len(batch.mask) == len(batch.images)
-        assert (batch.mask == torch.tensor([True, True, False, False])).all()  # 8x8 in the upper half
 
 
 def test_mixed_targets_are_soft_and_others_are_not(split: Split) -> None:
@@ -312,56 +153,6 @@ def test_many_channels(tmp_path: Path) -> None:
     assert batches(split, preprocessing=settings, augment="strong")[0].images.shape == (12, 13, 24, 24)
     with pytest.raises(DataError, match="need 1 or 3 channels"):
         batches(split, preprocessing=settings, augment=EVERYTHING)
-
-
-def as_on_an_accelerator(split: Split, augment: Augment) -> HostLoader:
-    """Return a loader that does colour operations in batches after the transfer, as it does for an
-    accelerator."""
-    loader = HostLoader(split, preprocessing=SIZE, augment=augment, batch_size=12, seed=5, cache=None)
-    loader.on_device, loader.pipeline.operate = True, False
-    return loader
-
-
-def test_operations_in_batches_are_those_of_single_images(split: Split) -> None:
-    """Same draws, same operations, image by image: so the distribution is the same too."""
-    augment = Augment(crop_scale=(0.3, 1.0), randaugment=(2, 15), three_augment=True)
-    apart = total = 0.0
-    for epoch in range(4):
-        singly = batches(split, epoch, augment=augment)
-        for one, many in zip(singly, as_on_an_accelerator(split, augment).epoch(epoch), strict=True):
-            assert torch.equal(one.indices, many.indices)
-            levels = ((one.images - many.images).abs() * 127.5).flatten(1)
-            apart += float((levels > 4).float().mean(1).sum())
-            total += len(levels)
-            assert levels.mean(1).median() < 1.5
-    assert apart / total < 0.05
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_cuda_device_gets_the_same_batches(split: Split, workers: int) -> None:
-    plain = Augment(crop_scale=(0.3, 1.0), mixup=0.4, cutmix=1.0, erase=0.3)
-    expected = batches(split, augment=plain)
-    for got, want in zip(
-        batches(split, augment=plain, device="cuda", workers=workers), expected, strict=True
-    ):
-        assert got.images.is_cuda and got.targets.is_cuda and torch.equal(got.indices, want.indices)
-        torch.testing.assert_close(got.images.cpu(), want.images, atol=1e-5, rtol=0)
-        torch.testing.assert_close(got.targets.cpu(), want.targets)
-    operated = Augment(crop_scale=(0.3, 1.0), randaugment=(2, 15))
-    accelerated = as_on_an_accelerator(split, operated)
-    for got, want in zip(
-        batches(split, augment=operated, device="cuda", workers=workers), accelerated.epoch(1), strict=True
-    ):
-        levels = (got.images.cpu() - want.images).abs() * 127.5
-        assert (levels > 1.5).float().mean() < 0.02
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_arrays_on_a_cuda_device() -> None:
-    for got, want in zip(digits_loader(device="cuda").epoch(1), digits_loader().epoch(1), strict=True):
-        assert got.images.is_cuda
-        assert ((got.images.cpu() - want.images).abs() * 127.5 > 2.5).float().mean() < 0.02
 
 
 def test_another_seed_gives_another_order_and_other_augmentation(split: Split) -> None:

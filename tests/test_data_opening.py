@@ -1,18 +1,22 @@
 """Splits that are carved, classes that are numbered, fingerprints and remembered hashes."""
 
+import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests.data_images import encoded, make_folder, own_cache, picture
-from vitreous.data import content, open_data
+from vitreous.data import content, open_data, typical_size
 from vitreous.data.holdout import carve, places
 from vitreous.data.images import EncodedImages
+from vitreous.data.store import write_whole
 from vitreous.errors import DataError
 
 __all__ = ["own_cache"]
@@ -148,3 +152,41 @@ def test_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(DataError, match="label 9 is outside 0 to 1"):
         open_data(tmp_path / "x.npz")
+
+
+def test_what_is_remembered_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "x.npz"
+    assert write_whole(path, lambda file: file.write(b"first"))
+
+    def break_off(file: IO[bytes]) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    assert not write_whole(path, break_off)
+    assert path.read_bytes() == b"first" and os.listdir(path.parent) == ["x.npz"]
+
+    def refuse(file: IO[bytes]) -> None:
+        raise DataError("the source can't be read")
+
+    with pytest.raises(DataError, match="the source"):
+        write_whole(path, refuse)
+    assert path.read_bytes() == b"first" and os.listdir(path.parent) == ["x.npz"]
+    assert not write_whole(path / "below a file", lambda file: file.write(b"x"))
+
+
+def test_the_typical_size_is_that_of_most_images_the_right_way_up(tmp_path: Path) -> None:
+    for number, size in enumerate([(80, 50), (90, 60), (90, 60), (500, 400)]):
+        path = tmp_path / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(encoded(picture(number, size)))
+    (tmp_path / "a" / "9.png").write_bytes(b"broken")
+    assert typical_size(open_data(tmp_path, carve=False).splits["train"]) == (60, 90)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    for name in ("c/1.jpg", "d/1.jpg"):
+        path = tmp_path / "turned" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(encoded(picture(1, (90, 60)), "JPEG", exif=turned))
+    split = open_data(tmp_path / "turned", carve=False).splits["train"]
+    assert split.read(0).size == (60, 90) and typical_size(split) == (90, 60)
+    assert typical_size(open_data("digits").splits["val"]) == (8, 8)

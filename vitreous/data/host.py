@@ -117,7 +117,8 @@ class HostLoader:
     def _threads(self) -> Iterator[None]:
         """Work in one thread where more would only get in the way: on small batches, and beside busy
         workers."""
-        size = self.order.batch_size * math.prod(self.preprocessing.image_size) * self.preprocessing.channels
+        size = self.order.batch_size * self.views * math.prod(self.preprocessing.image_size)
+        size *= self.preprocessing.channels
         before = torch.get_num_threads()
         if self.on_device or before == 1 or (size > SMALL_BATCH and self.workers == 0):
             yield

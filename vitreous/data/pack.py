@@ -3,10 +3,10 @@ shards."""
 
 import io
 import json
-import os
 import tarfile
 from pathlib import Path
 
+from vitreous import files
 from vitreous.data.images import ArrayImages
 from vitreous.data.sources.shards import LABELS_FILE
 from vitreous.data.split import Dataset, Split
@@ -29,7 +29,7 @@ def pack(data: Dataset, folder: str | Path, *, skip: set[tuple[str, str]] | None
     for name, split in data.splits.items():
         chosen = [i for i in range(len(split)) if (name, split.name(i)) not in (skip or set())]
         written += _pack_split(name, split, chosen, data, folder)
-    (folder / LABELS_FILE).write_text("".join(f"{label}\n" for label in data.labels), encoding="utf-8")
+    files.write_text(folder / LABELS_FILE, "".join(f"{label}\n" for label in data.labels))
     return written
 
 
@@ -38,23 +38,28 @@ def _pack_split(name: str, split: Split, chosen: list[int], data: Dataset, folde
     position = 0
     while position < len(chosen):
         path = folder / f"{name}-{len(shards):06d}.tar"
-        part = path.with_suffix(".tar.part")
-        with tarfile.open(part, "w", format=tarfile.USTAR_FORMAT) as archive:
+        with (
+            files.atomic(path) as temporary,
+            tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as archive,
+        ):
             size = count = 0
             while position < len(chosen) and size < SHARD_BYTES and count < SHARD_IMAGES:
-                index = chosen[position]
-                content, ending = _encoded(split, index)
-                stem = f"{position:09d}"
-                _add(archive, f"{stem}.{ending}", content)
-                if data.multilabel:
-                    labels = [data.labels[k] for k, on in enumerate(split.targets[index]) if on]
-                    _add(archive, f"{stem}.json", json.dumps({"labels": labels}).encode())
-                else:
-                    _add(archive, f"{stem}.cls", str(int(split.targets[index])).encode())
-                position, size, count = position + 1, size + len(content), count + 1
-        os.replace(part, path)
+                size += _add_sample(archive, f"{position:09d}", split, chosen[position], data)
+                position, count = position + 1, count + 1
         shards.append(path)
     return shards
+
+
+def _add_sample(archive: tarfile.TarFile, stem: str, split: Split, index: int, data: Dataset) -> int:
+    """Add an image and its label as members of one stem; return the image's size in bytes."""
+    content, ending = _encoded(split, index)
+    _add(archive, f"{stem}.{ending}", content)
+    if data.multilabel:
+        labels = [data.labels[k] for k, on in enumerate(split.targets[index]) if on]
+        _add(archive, f"{stem}.json", json.dumps({"labels": labels}).encode())
+    else:
+        _add(archive, f"{stem}.cls", str(int(split.targets[index])).encode())
+    return len(content)
 
 
 def _encoded(split: Split, index: int) -> tuple[bytes, str]:

@@ -5,12 +5,14 @@ Never inside the user's data.
 """
 
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+
+from vitreous import files
+from vitreous.errors import DataError, VitreousError
 
 
 def cache_root() -> Path:
@@ -25,20 +27,12 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
     """Write a file so that it appears complete or not at all; return False where there is no room or no
     permission."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    except OSError:
-        return False
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with files.atomic(path) as temporary, open(temporary, "wb") as file:
             write(file)
-        os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        return False
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+    except DataError:  # what is written can't be read: that is no fault of the cache
         raise
+    except (OSError, VitreousError):
+        return False
     return True
 
 

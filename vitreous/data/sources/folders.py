@@ -66,4 +66,4 @@ def _images(root: Path, folder: Path) -> tuple[EncodedImages, list[Label]]:
 
 
 def _expected() -> str:
-    return "expected one folder a class, as in flowers/rose/1.jpg or flowers/train/rose/1.jpg"
+    return "expected one folder per class, as in flowers/rose/1.jpg or flowers/train/rose/1.jpg"

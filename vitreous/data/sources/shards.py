@@ -33,7 +33,7 @@ def find_shards(path: Path) -> dict[str, list[Path]]:
 
 
 def open_source(path: Path) -> Found:
-    """Open one shard or a folder of shards; `labels.txt` beside them names the classes, one a line."""
+    """Open one shard or a folder of shards; `labels.txt` beside them names the classes, one per line."""
     splits: dict[str, tuple[Images, list[Label]]] = {}
     for split, shards in find_shards(path).items():
         splits[split] = _open_split(shards)

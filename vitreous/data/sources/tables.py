@@ -28,7 +28,7 @@ def open_csv(path: Path) -> Found:
         raise DataError(f"{path}: not a readable CSV: {error}") from None
     rows = [row for row in rows if row]
     if len(rows) < 2:
-        raise DataError(f"{path}: no rows; expected a header such as path,label and one row an image")
+        raise DataError(f"{path}: no rows; expected a header such as path,label and one row per image")
     header = [name.strip() for name in rows[0]]
     for number, row in enumerate(rows[1:], 2):
         if len(row) != len(header):
@@ -82,7 +82,7 @@ def split_rows(path: Path, columns: Mapping[str, Sequence[Any]], count: int) -> 
 
 
 def parse_labels(values: Sequence[Any], path: Path) -> list[Label]:
-    """Read one label a row, or several: a list, or a text with `|` or `;` between them."""
+    """Read the label of each row, or several: a list, or a text with `|` or `;` between them."""
     if any(isinstance(value, list | tuple) for value in values):
         return [[str(label) for label in (value or [])] for value in values]
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
