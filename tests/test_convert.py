@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from tests.conftest import FIXTURES
-from vitreous import cli, convert, predict
+from vitreous import cli
+from vitreous.convert import convert
 from vitreous.errors import LayoutError
 from vitreous.models.weights import Model
+from vitreous.predict import load
 
 SEALED = FIXTURES / "sealed_v1.safetensors"
 
@@ -17,7 +19,7 @@ SEALED = FIXTURES / "sealed_v1.safetensors"
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A sealed model that every layout can hold."""
-    classifier = predict.load(FIXTURES / "google_vit.npz")
+    classifier = load(FIXTURES / "google_vit.npz")
     config = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 4, "mlp_width": 64}
     from tests.conftest import randomize
     from vitreous.models import zoo
@@ -39,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 def test_the_targets_library_is_the_witness(
     source: Path, tmp_path: Path, layout: str, name: str, witness: str
 ) -> None:
-    result = convert.convert(str(source), tmp_path / name, layout)
+    result = convert(str(source), tmp_path / name, layout)
     assert result.compared_with.startswith(witness)
     assert result.largest_difference <= 1e-5
     assert (tmp_path / name).exists()
@@ -49,19 +51,19 @@ def test_the_targets_library_is_the_witness(
 def test_a_fresh_head_of_zeros_cannot_hide_a_wrong_model(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = convert.convert(str(source), tmp_path / "hf", "hf", num_classes=4)
+    result = convert(str(source), tmp_path / "hf", "hf", num_classes=4)
     assert result.largest_difference <= 1e-5
-    assert not predict.load(tmp_path / "hf").model.head.weight.any()
+    assert not load(tmp_path / "hf").model.head.weight.any()
 
     def wrong(path: Path, layout: str, config: object) -> tuple[str, Model]:
-        model = predict.load(path).model
+        model = load(path).model
         with torch.no_grad():
             model.blocks[0].attn.qkv.weight.mul_(1.01)
         return "a wrong library", model
 
     monkeypatch.setattr(convert, "_reload", wrong)
     with pytest.raises(LayoutError, match=r"away from its source \(by a wrong library\), more than 1e-04"):
-        convert.convert(str(source), tmp_path / "bad", "hf", num_classes=4)
+        convert(str(source), tmp_path / "bad", "hf", num_classes=4)
     assert not (tmp_path / "bad").exists()
     assert not list(tmp_path.glob(".draft*"))
 
@@ -69,7 +71,7 @@ def test_a_fresh_head_of_zeros_cannot_hide_a_wrong_model(
 def test_nothing_is_overwritten(source: Path, tmp_path: Path) -> None:
     before = source.read_bytes()
     with pytest.raises(LayoutError, match="exists: choose another name"):
-        convert.convert(str(source), source, "vitreous")
+        convert(str(source), source, "vitreous")
     assert source.read_bytes() == before
 
 
@@ -83,6 +85,6 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
     assert cli.main([*arguments, "--image-size", "64", "96", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["compared_with"] == "vitreous"
-    assert predict.load(tmp_path / "a.safetensors").model.config.image_size == (64, 96)
+    assert load(tmp_path / "a.safetensors").model.config.image_size == (64, 96)
     assert cli.main(["convert", str(SEALED), str(tmp_path / "b.npz"), "--to", "google"]) == 1
     assert "no place for the activation gelu (JAX computes gelu_tanh)" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Exports: file → label gives the same answers in every format and kind of model, or nothing is left."""
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from PIL import Image
 
 from tests.conftest import digits_files, randomize, train_digits
-from vitreous import cli, export
+from vitreous import cli
 from vitreous.config import Preprocessing
 from vitreous.data.augment import evaluation_transform
 from vitreous.errors import MissingDependencyError, ModelError, VitreousError
-from vitreous.export import formats, proof
+from vitreous.export import export, formats, proof
+from vitreous.export.graph import describe
 from vitreous.models.architecture import ResNetConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.predict import Classifier
@@ -86,7 +88,7 @@ def pictures(tmp_path: Path) -> list[Path]:
 def test_every_kind_of_model_agrees_in_pt2_and_onnx(kind: str, pictures: list[Path], tmp_path: Path) -> None:
     source = classifier(**KINDS[kind])
     for name in ("model.pt2", "model.onnx"):
-        found = export.export(source, tmp_path / name, images=pictures, pixels=kind == "plain")
+        found = export(source, tmp_path / name, images=pictures, pixels=kind == "plain")
         assert found.largest_difference <= 1e-4 and found.label_agreement == 1.0
         assert found.images == 12 and (tmp_path / name).stat().st_size == found.bytes
     height, width = source.preprocess.preprocessing.image_size
@@ -110,7 +112,7 @@ def test_int8_agrees_on_the_digits(kind: str, tmp_path: Path) -> None:
         changes = {"image_size": (8, 16), "patch_size": (2, 4)}
     source = train_digits(**changes)
     files = digits_files(tmp_path / "digits")
-    found = export.export(source, tmp_path / "int8.onnx", precision="int8", images=files)
+    found = export(source, tmp_path / "int8.onnx", precision="int8", images=files)
     right = np.mean([p.label == path.stem[-1] for p, path in zip(source.predict(files), files, strict=True)])
     assert right > 0.8, "an untrained model's agreement would say little"
     assert found.images == len(files) > 350 and found.label_agreement >= 0.98
@@ -121,14 +123,14 @@ def test_int8_agrees_on_the_digits(kind: str, tmp_path: Path) -> None:
 
 def test_fp16_of_the_digits(digits: Classifier, tmp_path: Path) -> None:
     files = digits_files(tmp_path / "digits")
-    half = export.export(digits, tmp_path / "16.onnx", precision="fp16", images=files)
+    half = export(digits, tmp_path / "16.onnx", precision="fp16", images=files)
     assert half.label_agreement >= 0.99 and half.largest_difference <= 1e-2
     types = {each.data_type for each in onnx.load(tmp_path / "16.onnx").graph.initializer}
     assert onnx.TensorProto.FLOAT16 in types
 
 
 def test_the_file_is_whole_portable_and_tells_no_paths(digits: Classifier, tmp_path: Path) -> None:
-    found = export.export(digits, tmp_path / "digits.onnx", pixels=True)
+    found = export(digits, tmp_path / "digits.onnx", pixels=True)
     assert [path.name for path in tmp_path.iterdir()] == ["digits.onnx"] and found.images == 24
     model = onnx.load(tmp_path / "digits.onnx")
     entry = model.graph.input[0]
@@ -144,7 +146,7 @@ def test_the_snippet_of_the_docs_runs(
 ) -> None:
     page = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
     snippet = page.partition("```py\n")[2].partition("```")[0]
-    export.export(digits, tmp_path / "digits.onnx", pixels=True)
+    export(digits, tmp_path / "digits.onnx", pixels=True)
     image = digits_files(tmp_path, count=1)[0].rename(tmp_path / "digit.png")
     monkeypatch.chdir(tmp_path)
     exec(compile(snippet, "docs/export.md", "exec"), {})
@@ -155,23 +157,23 @@ def test_a_file_that_disagrees_is_not_left(
     digits: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silent mean/std mismatch (timm#2463) is what the proof is for: make one, and it must be caught."""
-    original = export.describe
+    original = describe
 
     def wrong(*arguments: Any, **options: Any) -> dict[str, Any]:
         facts = original(*arguments, **options)
         facts["preprocessing"]["mean"] = (0.5,)
         return facts
 
-    monkeypatch.setattr(export, "describe", wrong)
+    monkeypatch.setattr(sys.modules["vitreous.export"], "describe", wrong)
     for name in ("a.onnx", "a.pt2"):
         with pytest.raises(proof.DisagreementError, match="was not written"):
-            export.export(digits, tmp_path / name)
+            export(digits, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_wrong_weights_and_swapped_labels_are_caught(digits: Classifier, tmp_path: Path) -> None:
     files = [path.read_bytes() for path in digits_files(tmp_path / "digits", count=20)]
-    export.export(digits, tmp_path / "a.pt2")
+    export(digits, tmp_path / "a.pt2")
     opened = formats.open_program(tmp_path / "a.pt2")
     assert proof.compare(digits, opened, files).difference < 1e-6
     swapped = Classifier(digits.model, digits.preprocess, digits.labels[::-1])
@@ -186,20 +188,20 @@ def test_wrong_input_is_one_clear_line(
     digits: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(VitreousError, match=r"a\.txt names no format: end it with \.onnx"):
-        export.export(digits, tmp_path / "a.txt")
+        export(digits, tmp_path / "a.txt")
     with pytest.raises(VitreousError, match="has no int8 here: use fp32"):
-        export.export(digits, tmp_path / "a.pt2", precision="int8")
+        export(digits, tmp_path / "a.pt2", precision="int8")
     (tmp_path / "there.onnx").write_text("")
     with pytest.raises(VitreousError, match="exists: choose another name"):
-        export.export(digits, tmp_path / "there.onnx")
+        export(digits, tmp_path / "there.onnx")
     fresh = Classifier(build(digits.model.config), digits.preprocess, digits.labels)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="head is all zeros"):
-        export.export(fresh, tmp_path / "fresh.onnx")
+        export(fresh, tmp_path / "fresh.onnx")
     with pytest.raises(ModelError, match="has no classes"):
-        export.export(Classifier(digits.model, digits.preprocess, []), tmp_path / "a.onnx")
+        export(Classifier(digits.model, digits.preprocess, []), tmp_path / "a.onnx")
     monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "openvino" else find_spec(name))
     with pytest.raises(MissingDependencyError, match="pip install openvino"):
-        export.export(digits, tmp_path / "a.xml")
+        export(digits, tmp_path / "a.xml")
 
 
 def test_the_verb_prints_its_proof(
@@ -217,6 +219,6 @@ def test_the_verb_prints_its_proof(
 
 @pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
 def test_openvino_agrees(digits: Classifier, tmp_path: Path) -> None:
-    found = export.export(digits, tmp_path / "digits.xml")
+    found = export(digits, tmp_path / "digits.xml")
     assert found.largest_difference <= 1e-4 and "openvino" in found.compared_with
     assert {path.name for path in tmp_path.iterdir()} == {"digits.xml", "digits.bin"}

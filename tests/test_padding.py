@@ -11,12 +11,13 @@ from PIL import Image
 
 from tests.conftest import randomize
 from tests.serve_client import client, post, wait_until_ready
-from vitreous import export, report
+from vitreous import report
 from vitreous.config import Preprocessing
 from vitreous.data import open_data
 from vitreous.data.augment import EvaluationTransform
 from vitreous.errors import ModelError
 from vitreous.evals import outputs
+from vitreous.export import export
 from vitreous.export.graph import Graph
 from vitreous.export.proof import DisagreementError
 from vitreous.inspection import attention_distance, attention_maps, rollout
@@ -119,7 +120,7 @@ def test_an_export_computes_the_mask_from_the_pictures_size(
 ) -> None:
     files, logits = evaluated(classifier, folder)
     for name in ("model.onnx", "model.pt2"):
-        assert export.export(classifier, tmp_path / name, pixels=pixels).largest_difference < 1e-5
+        assert export(classifier, tmp_path / name, pixels=pixels).largest_difference < 1e-5
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     names = [each.name for each in session.get_inputs()]
     assert names == ["pixels" if pixels else "images", "size"]
@@ -134,7 +135,7 @@ def test_an_export_computes_the_mask_from_the_pictures_size(
 
 
 def test_half_precision_leaves_the_padding_out(classifier: Classifier, tmp_path: Path) -> None:
-    found = export.export(classifier, tmp_path / "half.onnx", precision="fp16")
+    found = export(classifier, tmp_path / "half.onnx", precision="fp16")
     assert found.largest_difference < 1e-2
 
 
@@ -144,7 +145,7 @@ def test_the_proof_sees_a_mask_that_is_dropped(
     original = Graph.mask
     monkeypatch.setattr(Graph, "mask", lambda self, size: original(self, size) | True)
     with pytest.raises(DisagreementError, match="was not written"):
-        export.export(classifier, tmp_path / "model.onnx")
+        export(classifier, tmp_path / "model.onnx")
 
 
 def test_inspect_leaves_the_padding_out(classifier: Classifier, folder: Path, tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_a_resnet_refuses_padding_in_one_line(folder: Path, tmp_path: Path) -> N
     for attempt in (
         lambda: resnet.predict(next(folder.glob("a/*.png"))),
         lambda: evaluated(resnet, folder),
-        lambda: export.export(resnet, tmp_path / "model.onnx"),
+        lambda: export(resnet, tmp_path / "model.onnx"),
     ):
         with pytest.raises(ModelError, match=r"a ResNet can't leave out padding .*: use resize cover"):
             attempt()

@@ -17,23 +17,23 @@ from PIL import Image
 import vitreous
 from tests.conftest import FIXTURES, digits_files, randomize
 from tests.test_checkpoint import sample
-from vitreous import checkpoint, cli, predict
+from vitreous import checkpoint, cli
 from vitreous.config import Preprocessing
 from vitreous.data.augment import EvaluationTransform
 from vitreous.errors import CheckpointError, DataError, ModelError
 from vitreous.models import zoo
-from vitreous.predict import inputs, stream
+from vitreous.predict import Classifier, inputs, stream
 
 
 @pytest.fixture
-def classifier() -> predict.Classifier:
+def classifier() -> Classifier:
     config = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 2, "heads": 4, "mlp_width": 64}
     model = randomize(zoo.create_model("ViT-B/16", **config, num_classes=3))
     preprocessing = Preprocessing(
         image_size=(32, 32), resize_size=(36, 36), mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3)
     )
     transform = EvaluationTransform(preprocessing, (8, 8))
-    return predict.Classifier(model=model, preprocess=transform, labels=["cat", "dog", "<script>"])
+    return Classifier(model=model, preprocess=transform, labels=["cat", "dog", "<script>"])
 
 
 @pytest.fixture
@@ -43,9 +43,7 @@ def picture(tmp_path: Path) -> Path:
     return tmp_path / "picture.png"
 
 
-def test_every_kind_of_picture_gives_the_same_prediction(
-    classifier: predict.Classifier, picture: Path
-) -> None:
+def test_every_kind_of_picture_gives_the_same_prediction(classifier: Classifier, picture: Path) -> None:
     image = Image.open(picture)
     kinds = [picture, str(picture), picture.read_bytes(), image, np.asarray(image)]
     predictions = classifier.predict(kinds)
@@ -60,7 +58,7 @@ def test_every_kind_of_picture_gives_the_same_prediction(
     ("layout", "name"), [("vitreous", "sealed.safetensors"), ("timm", "timm"), ("hf", "hf")]
 )
 def test_a_saved_classifier_predicts_the_same(
-    classifier: predict.Classifier, picture: Path, tmp_path: Path, layout: str, name: str
+    classifier: Classifier, picture: Path, tmp_path: Path, layout: str, name: str
 ) -> None:
     classifier.save(tmp_path / name, layout=layout)
     again = vitreous.load(tmp_path / name)
@@ -70,13 +68,13 @@ def test_a_saved_classifier_predicts_the_same(
     assert (theirs.label, theirs.probability) == (ours.label, pytest.approx(ours.probability, abs=1e-6))
 
 
-def test_a_run_folder_is_its_best_checkpoint(classifier: predict.Classifier, tmp_path: Path) -> None:
+def test_a_run_folder_is_its_best_checkpoint(classifier: Classifier, tmp_path: Path) -> None:
     classifier.save(tmp_path / "run" / "best.safetensors")
     assert vitreous.load(tmp_path / "run").labels == classifier.labels
 
 
 def test_loading_for_another_task_says_what_changed(
-    classifier: predict.Classifier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    classifier: Classifier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     classifier.save(tmp_path / "a.safetensors")
     loaded = vitreous.load(
@@ -92,7 +90,7 @@ def test_loading_for_another_task_says_what_changed(
     assert loaded.model(torch.zeros(1, 1, 48, 64)).shape == (1, 2)
 
 
-def test_the_same_labels_keep_the_head(classifier: predict.Classifier, tmp_path: Path) -> None:
+def test_the_same_labels_keep_the_head(classifier: Classifier, tmp_path: Path) -> None:
     classifier.save(tmp_path / "a.safetensors")
     same = vitreous.load(tmp_path / "a.safetensors", labels=classifier.labels, num_classes=3)
     assert torch.equal(same.model.head.weight, classifier.model.head.weight)
@@ -115,7 +113,7 @@ def test_half_precision_weights_are_computed_in_single(tmp_path: Path) -> None:
     assert vitreous.load(tmp_path / "half.safetensors").model.head.weight.dtype == torch.float32
 
 
-def test_wrong_input_is_one_clear_line(classifier: predict.Classifier, tmp_path: Path) -> None:
+def test_wrong_input_is_one_clear_line(classifier: Classifier, tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("not a picture")
     with pytest.raises(DataError, match=r"text\.jpg"):
         classifier.predict([tmp_path / "text.jpg"])
@@ -131,7 +129,7 @@ def test_wrong_input_is_one_clear_line(classifier: predict.Classifier, tmp_path:
 
 
 @pytest.fixture
-def sealed(digits: predict.Classifier, tmp_path: Path) -> str:
+def sealed(digits: Classifier, tmp_path: Path) -> str:
     return str(digits.save(tmp_path / "digits.safetensors"))
 
 
@@ -154,7 +152,7 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 def test_a_folder_is_searched_and_a_bad_file_is_one_entry(
-    digits: predict.Classifier, sealed: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    digits: Classifier, sealed: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, rows = run_json(capsys, sealed, str(folder), "--batch-size", "3")
     files = [Path(row["file"]) for row in rows]
@@ -227,14 +225,14 @@ def test_out_goes_on_where_a_kill_stopped_it(sealed: str, folder: Path, tmp_path
 
 
 def test_out_refuses_other_files_and_other_models(
-    digits: predict.Classifier, sealed: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    digits: Classifier, sealed: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     diary = tmp_path / "diary.csv"
     diary.write_text("dear,diary\n")
     assert cli.main(["predict", sealed, str(folder), "--out", str(diary)]) == 1
     assert diary.read_text() == "dear,diary\n"
     assert cli.main(["predict", sealed, str(folder), "--out", str(tmp_path / "out.csv")]) == 0
-    other = predict.Classifier(digits.model, digits.preprocess, digits.labels, {"abstain": 0.99})
+    other = Classifier(digits.model, digits.preprocess, digits.labels, {"abstain": 0.99})
     changed = str(other.save(tmp_path / "other.safetensors"))
     assert cli.main(["predict", changed, str(folder), "--out", str(tmp_path / "out.csv")]) == 1
     assert "made by another model" in capsys.readouterr().err
@@ -256,7 +254,7 @@ def test_only_new_files_are_predicted_again(
     assert cli.main([*arguments, "--strict"]) == 1  # the broken file of the first run still counts
 
 
-def test_memory_does_not_grow_with_the_number_of_files(digits: predict.Classifier) -> None:
+def test_memory_does_not_grow_with_the_number_of_files(digits: Classifier) -> None:
     """Eight thousand files: of none of them may anything be kept."""
     image = io.BytesIO()
     Image.new("L", (8, 8)).save(image, "PNG")
@@ -274,12 +272,12 @@ def test_memory_does_not_grow_with_the_number_of_files(digits: predict.Classifie
 
 
 def test_a_batch_that_does_not_fit_is_halved(
-    digits: predict.Classifier, folder: Path, monkeypatch: pytest.MonkeyPatch
+    digits: Classifier, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    original = predict.Classifier.probabilities
+    original = Classifier.probabilities
 
-    def small_device(self: predict.Classifier, images: torch.Tensor, mask: None) -> torch.Tensor:
+    def small_device(self: Classifier, images: torch.Tensor, mask: None) -> torch.Tensor:
         sizes.append(len(images))
         if len(images) > 3:
             raise torch.OutOfMemoryError("too much")
@@ -287,24 +285,24 @@ def test_a_batch_that_does_not_fit_is_halved(
 
     files = sorted(folder.glob("*.png"))[:2] + sorted((folder / "sub").glob("*.png"))
     expected = digits.predict(files)
-    monkeypatch.setattr(predict.Classifier, "probabilities", small_device)
+    monkeypatch.setattr(Classifier, "probabilities", small_device)
     found = list(stream.predict_all(digits, [inputs.Item(str(path)) for path in files], batch=6))
     assert [each.label for each in found] == [each.label for each in expected]  # type: ignore[union-attr]
     assert sizes == [6, 3, 3]
 
 
-def test_batches_suit_the_device(digits: predict.Classifier, classifier: predict.Classifier) -> None:
-    large = predict.Classifier(zoo.create_model("ViT-B/16"), classifier.preprocess, ["a"])
+def test_batches_suit_the_device(digits: Classifier, classifier: Classifier) -> None:
+    large = Classifier(zoo.create_model("ViT-B/16"), classifier.preprocess, ["a"])
     assert stream.batch_size(digits) == stream.LARGEST_BATCH
     assert stream.batch_size(large) == 4
 
 
 def test_calibration_and_abstention_come_from_the_sealed_file(
-    digits: predict.Classifier, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    digits: Classifier, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = next(folder.glob("0001*"))
     about = {"calibration": {"temperature": 3.0}, "abstain": 0.999}
-    cautious = predict.Classifier(digits.model, digits.preprocess, digits.labels, about)
+    cautious = Classifier(digits.model, digits.preprocess, digits.labels, about)
     sealed = str(cautious.save(tmp_path / "cautious.safetensors"))
     status, (row,) = run_json(capsys, sealed, str(file))
     logits = digits.model(digits.collate([digits.prepare(file)]).images).detach()
@@ -314,7 +312,7 @@ def test_calibration_and_abstention_come_from_the_sealed_file(
     _, (row,) = run_json(capsys, sealed, str(file), "--abstain", "0")
     assert row["label"] == digits.predict(file)[0].label
     for about in ({"calibration": {"temperature": 0}}, {"abstain": 7}):
-        wrong = predict.Classifier(digits.model, digits.preprocess, digits.labels, about)
+        wrong = Classifier(digits.model, digits.preprocess, digits.labels, about)
         with pytest.raises(CheckpointError, match="temperature 0 is not|threshold 7 is not"):
             wrong.predict(file)
 

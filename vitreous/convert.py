@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous import files, layouts, predict
+from vitreous import files, layouts
 from vitreous.errors import LayoutError
 from vitreous.layouts import timm as timm_layout
 from vitreous.models.architecture import Architecture
 from vitreous.models.weights import Model
+from vitreous.predict import load
 
 TOLERANCE = 1e-4
 
@@ -35,11 +36,11 @@ class Conversion:
 def convert(source: str, destination: Path, layout: str, **options: Any) -> Conversion:
     """Convert, reload with the target's library where it is installed, compare; keep the result if it agrees.
 
-    `options` are `predict.load`'s: another head, size, patch or number of channels on the way.
+    `options` are `load`'s: another head, size, patch or number of channels on the way.
     """
     if destination.exists():
         raise LayoutError(f"{destination} exists: choose another name, or remove it first")
-    classifier = predict.load(source, **options)
+    classifier = load(source, **options)
     draft = destination.with_name(f".draft-{destination.name}")
     _remove(draft)
     try:
@@ -94,7 +95,7 @@ def _reload(path: Path, layout: str, config: Architecture) -> tuple[str, Forward
             return owners[layout](path, config)
         except ImportError:
             pass  # not installed: our own reader is the next best proof
-    return "vitreous", predict.load(path, heads=config.heads).model
+    return "vitreous", load(path, heads=config.heads).model
 
 
 def _with_timm(path: Path, config: Architecture) -> tuple[str, Forward]:

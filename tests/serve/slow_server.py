@@ -5,17 +5,17 @@ import time
 
 import torch
 
-from vitreous import predict
 from vitreous.cli import main
+from vitreous.predict import Classifier
 
 seconds = float(sys.argv[2])
-original = predict.Classifier.probabilities
+original = Classifier.probabilities
 
 
-def probabilities(self: predict.Classifier, images: torch.Tensor, mask: None) -> torch.Tensor:
+def probabilities(self: Classifier, images: torch.Tensor, mask: None) -> torch.Tensor:
     time.sleep(seconds * len(images))
     return original(self, images, mask)
 
 
-predict.Classifier.probabilities = probabilities
+Classifier.probabilities = probabilities
 sys.exit(main(["serve", sys.argv[1], *sys.argv[3:]]))
