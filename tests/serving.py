@@ -38,7 +38,8 @@ def running(command: list[str], folder: Path, *, ready: bool = True) -> Iterator
     """Start a server with `--port 0`, learn its port from the line that it prints, and end it at the end."""
     log = folder / "server.log"
     with log.open("w") as stream:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        # A script has its own folder first on its path: the package must come from this tree all the same.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
         process = subprocess.Popen(
             [sys.executable, *command, "--port", "0"],
             stdout=stream,

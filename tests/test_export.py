@@ -1,6 +1,7 @@
 """Exports: file → label gives the same answers in every format and kind of model, or nothing is left."""
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from vitreous.config import Preprocessing
 from vitreous.data.augment import evaluation_transform
 from vitreous.errors import MissingDependencyError, ModelError, VitreousError
 from vitreous.export import export, formats, proof
+from vitreous.export.graph import describe
 from vitreous.models.architecture import ResNetConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.predict import Classifier
@@ -155,14 +157,14 @@ def test_a_file_that_disagrees_is_not_left(
     digits: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A silent mean/std mismatch (timm#2463) is what the proof is for: make one, and it must be caught."""
-    original = export.__globals__["describe"]
+    original = describe
 
     def wrong(*arguments: Any, **options: Any) -> dict[str, Any]:
         facts = original(*arguments, **options)
         facts["preprocessing"]["mean"] = (0.5,)
         return facts
 
-    monkeypatch.setitem(export.__globals__, "describe", wrong)
+    monkeypatch.setattr(sys.modules["vitreous.export"], "describe", wrong)
     for name in ("a.onnx", "a.pt2"):
         with pytest.raises(proof.DisagreementError, match="was not written"):
             export(digits, tmp_path / name)

@@ -36,7 +36,7 @@ class Conversion:
 def convert(source: str, destination: Path, layout: str, **options: Any) -> Conversion:
     """Convert, reload with the target's library where it is installed, compare; keep the result if it agrees.
 
-    `options` are `predict.load`'s: another head, size, patch or number of channels on the way.
+    `options` are `load`'s: another head, size, patch or number of channels on the way.
     """
     if destination.exists():
         raise LayoutError(f"{destination} exists: choose another name, or remove it first")

@@ -32,7 +32,7 @@ class Item:
 def find(paths: Sequence[str], stdin: BinaryIO | None = None) -> Iterator[Item]:
     """Yield the images of files, folders (searched whole), shell patterns, and `-`: standard input.
 
-    Standard input is an image, or a list of files: one a line, or ended by NUL as `find -print0` writes it.
+    Standard input is an image, or a list of files: one per line, or ended by NUL as `find -print0` writes it.
     """
     for path in paths:
         if path == "-":
