@@ -8,6 +8,7 @@ import torch
 from scipy.special import betaincinv
 
 from tests.data_images import picture
+from tests.test_draws import has_compiler
 from vitreous.config import Augment
 from vitreous.data import augment, device_boxes, device_operations, mix, operations, order
 
@@ -122,3 +123,17 @@ def test_inside_a_box() -> None:
     expected = torch.zeros(2, 1, 5, 4, dtype=torch.bool)
     expected[0, 0, 1:4, 2:3] = True
     assert torch.equal(device_boxes.inside(boxes, 5, 4), expected)
+
+
+def test_a_compiled_table_is_the_same() -> None:
+    """Inductor's vectorised minimum of uint8 is 0 (torch 2.15 on a processor): levels are reduced as
+    floats."""
+    if not has_compiler():
+        pytest.skip("no C++ compiler here")
+    torch._dynamo.reset()
+
+    def stretch(x: torch.Tensor) -> torch.Tensor:
+        return device_operations.stretched(x.round().to(torch.uint8))
+
+    images = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 150 + 50
+    assert torch.equal(torch.compile(stretch, fullgraph=True)(images), stretch(images))

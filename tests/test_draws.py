@@ -33,7 +33,7 @@ def test_uniforms_are_numpys(seed: int, epoch: int, many: list[int]) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_draws_are_the_same(backend: str) -> None:
     """The epoch is a tensor: another value must not compile again, and must change every draw."""
-    if backend == "inductor" and not _has_compiler():
+    if backend == "inductor" and not has_compiler():
         pytest.skip("no C++ compiler here")
     torch._dynamo.reset()
     compiled = torch.compile(draws.uniforms, backend=backend, fullgraph=True)
@@ -44,7 +44,7 @@ def test_compiled_draws_are_the_same(backend: str) -> None:
         assert np.array_equal(ours.numpy(), order.uniforms(4, 5, epoch, images.numpy(), 1))
 
 
-def _has_compiler() -> bool:
+def has_compiler() -> bool:
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 

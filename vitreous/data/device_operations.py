@@ -160,8 +160,8 @@ def _tables(images: Tensor, number: Tensor, strength: Tensor) -> Tensor:
 
 def stretched(images: Tensor) -> Tensor:
     """Return the tables uint8 (B, C, 256) that stretch each channel to the full range (autocontrast)."""
-    flat = images.flatten(2)
-    low, high = flat.amin(2, keepdim=True).float(), flat.amax(2, keepdim=True).float()
+    flat = images.flatten(2).float()  # Inductor's minimum of uint8 is wrong on a processor (torch 2.15)
+    low, high = flat.amin(2, keepdim=True), flat.amax(2, keepdim=True)
     flat_line = high == low
     scale = torch.where(flat_line, 1.0, (high - low) * (1 / 255))
     return ((levels(images) - torch.where(flat_line, 0.0, low)) / scale).clamp(0, 255).to(torch.uint8)
