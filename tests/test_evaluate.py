@@ -12,10 +12,11 @@ from sklearn.metrics import accuracy_score
 from torch.nn.functional import cross_entropy
 
 import vitreous
-from vitreous import checkpoint, cli, evaluate
+from vitreous import checkpoint, cli
 from vitreous.config import EvaluateConfig
 from vitreous.data import open_data
 from vitreous.errors import CheckpointError, DataError, ModelError
+from vitreous.evaluate import evaluate
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_document_has_its_shape_and_the_right_figures(digits_file: Path) -> None:
-    document = evaluate.evaluate(str(digits_file), "digits", EvaluateConfig())
+    document = evaluate(str(digits_file), "digits", EvaluateConfig())
     assert {"accuracy", "top5", "loss", "ece", "per_class", "confusion", "count"} <= document.keys()
     json.dumps(document)
     clf, test = vitreous.load(digits_file), open_data("digits").splits["test"]
@@ -47,7 +48,7 @@ def test_the_document_has_its_shape_and_the_right_figures(digits_file: Path) -> 
 def test_a_folder_with_some_classes_out_of_order_gives_the_right_answer(
     digits_file: Path, folder: Path
 ) -> None:
-    document = evaluate.evaluate(str(digits_file), str(folder), EvaluateConfig())
+    document = evaluate(str(digits_file), str(folder), EvaluateConfig())
     clf = vitreous.load(digits_file)
     paths = sorted(path for path in folder.glob("test/*/*.png") if path.name != "broken.png")
     right = [clf.predict(path)[0].label == path.parent.name for path in paths]
@@ -57,24 +58,24 @@ def test_a_folder_with_some_classes_out_of_order_gives_the_right_answer(
     assert list(document["bad_files"]) == ["test/3/broken.png"] or "broken.png" in next(
         iter(document["bad_files"])
     )
-    restricted = evaluate.evaluate(str(digits_file), str(folder), EvaluateConfig(restrict=True))
+    restricted = evaluate(str(digits_file), str(folder), EvaluateConfig(restrict=True))
     assert restricted["accuracy"] >= document["accuracy"]
     assert {k for k, column in enumerate(np.sum(restricted["confusion"], 0)) if column} <= {1, 3, 7}
 
 
 def test_an_unknown_class_and_a_missing_split_are_one_line(digits_file: Path, folder: Path) -> None:
     with pytest.raises(DataError, match=r"the data has no split 'train': it has test|no split"):
-        evaluate.evaluate(str(digits_file), str(folder), EvaluateConfig(split="holdout"))
+        evaluate(str(digits_file), str(folder), EvaluateConfig(split="holdout"))
     (folder / "test" / "3").rename(folder / "test" / "cow")
     with pytest.raises(DataError, match="does not know 1 of the data's 3 classes: 'cow'"):
-        evaluate.evaluate(str(digits_file), str(folder), EvaluateConfig())
+        evaluate(str(digits_file), str(folder), EvaluateConfig())
 
 
 def test_one_image_is_enough(digits_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "one" / "test" / "5" / "a.png"
     path.parent.mkdir(parents=True)
     Image.new("L", (8, 8)).save(path)
-    assert evaluate.evaluate(str(digits_file), str(tmp_path / "one"), EvaluateConfig())["count"] == 1
+    assert evaluate(str(digits_file), str(tmp_path / "one"), EvaluateConfig())["count"] == 1
 
 
 def test_calibration_is_fitted_on_val_sealed_and_used(digits_file: Path, tmp_path: Path) -> None:
@@ -83,8 +84,8 @@ def test_calibration_is_fitted_on_val_sealed_and_used(digits_file: Path, tmp_pat
     weights.tensors["head.weight"] = weights.tensors["head.weight"] * 4  # the same answers, far too sure
     weights.tensors["head.bias"] = weights.tensors["head.bias"] * 4
     checkpoint.write(weights, sealed)
-    before = evaluate.evaluate(str(sealed), "digits", EvaluateConfig())
-    after = evaluate.evaluate(str(sealed), "digits", EvaluateConfig(calibrate=True))
+    before = evaluate(str(sealed), "digits", EvaluateConfig())
+    after = evaluate(str(sealed), "digits", EvaluateConfig(calibrate=True))
     assert after["accuracy"] == before["accuracy"]
     assert after["loss"] < before["loss"]
     temperature = checkpoint.read(sealed).about["calibration"]["temperature"]
@@ -109,7 +110,7 @@ def test_calibration_is_fitted_on_val_alone(digits_file: Path, tmp_path: Path) -
         arrays |= {f"x_{name}": pixels, f"y_{name}": targets}
     np.savez(tmp_path / "wrong.npz", **arrays)  # pyright: ignore[reportArgumentType]
     path = Path(copy(digits_file, tmp_path / "mine.safetensors"))
-    evaluate.evaluate(str(path), str(tmp_path / "wrong.npz"), EvaluateConfig(calibrate=True))
+    evaluate(str(path), str(tmp_path / "wrong.npz"), EvaluateConfig(calibrate=True))
     sealed = checkpoint.read(path).about["calibration"]
     clf, best = vitreous.load(digits_file), {}
     for name in ("val", "test"):
@@ -126,13 +127,13 @@ def test_calibration_is_fitted_on_val_alone(digits_file: Path, tmp_path: Path) -
 
 def test_a_threshold_to_abstain_is_measured_and_sealed(digits_file: Path, tmp_path: Path) -> None:
     path = Path(copy(digits_file, tmp_path / "mine.safetensors"))
-    found = evaluate.evaluate(str(path), "digits", EvaluateConfig(abstain=0.9))
+    found = evaluate(str(path), "digits", EvaluateConfig(abstain=0.9))
     clf, test = vitreous.load(path), open_data("digits").splits["test"]
     sure = [clf.predict(test.read(i, 1))[0].probability >= 0.9 for i in range(len(test))]
     assert found["abstain"]["coverage"] == pytest.approx(np.mean(sure))
     assert found["abstain"]["accuracy"] > found["accuracy"]
     assert clf.abstain == 0.0
-    evaluate.evaluate(str(path), "digits", EvaluateConfig(abstain=0.9, calibrate=True))
+    evaluate(str(path), "digits", EvaluateConfig(abstain=0.9, calibrate=True))
     assert vitreous.load(path).abstain == 0.9
 
 
@@ -146,13 +147,13 @@ def test_calibration_never_sees_what_is_reported(digits_file: Path, tmp_path: Pa
         arrays |= {f"x_{name}": pixels, f"y_{name}": split.targets}
     np.savez(tmp_path / "two.npz", **arrays)  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="besides the one that is measured"):  # without a test split: val
-        evaluate.evaluate(str(path), str(tmp_path / "two.npz"), EvaluateConfig(calibrate=True))
+        evaluate(str(path), str(tmp_path / "two.npz"), EvaluateConfig(calibrate=True))
 
 
 def test_calibration_wants_a_sealed_file(digits_file: Path, tmp_path: Path) -> None:
     vitreous.load(digits_file).save(tmp_path / "timm", layout="timm")
     with pytest.raises(CheckpointError, match="is not a sealed file"):
-        evaluate.evaluate(str(tmp_path / "timm"), "digits", EvaluateConfig(calibrate=True))
+        evaluate(str(tmp_path / "timm"), "digits", EvaluateConfig(calibrate=True))
 
 
 def test_two_checkpoints_are_compared_on_the_same_images(digits_file: Path, tmp_path: Path) -> None:
@@ -161,27 +162,27 @@ def test_two_checkpoints_are_compared_on_the_same_images(digits_file: Path, tmp_
     weights.tensors["head.weight"] = weights.tensors["head.weight"].clone()
     weights.tensors["head.weight"][3] = 0
     checkpoint.write(weights, worse)
-    found = evaluate.evaluate(str(digits_file), "digits", EvaluateConfig(compare=str(worse)))
+    found = evaluate(str(digits_file), "digits", EvaluateConfig(compare=str(worse)))
     other = found["compare"]
     assert other["difference"] == pytest.approx(other["accuracy"] - found["accuracy"])
     assert other["difference"] < 0 and other["p_value"] < 0.05
-    same = evaluate.evaluate(str(digits_file), "digits", EvaluateConfig(compare=str(digits_file)))
+    same = evaluate(str(digits_file), "digits", EvaluateConfig(compare=str(digits_file)))
     assert same["compare"]["p_value"] == 1.0
 
 
 @pytest.mark.slow
 def test_corruptions_and_resolutions(digits_file: Path, folder: Path) -> None:
     options = EvaluateConfig(corruptions=True)
-    found = evaluate.evaluate(str(digits_file), str(folder), options)["corruptions"]
+    found = evaluate(str(digits_file), str(folder), options)["corruptions"]
     assert len(found["errors"]) == 15 and all(len(row) == 5 for row in found["errors"].values())
     assert 0 <= found["mean_error"] <= 1 and "mce" not in found
-    assert evaluate.evaluate(str(digits_file), str(folder), options)["corruptions"] == found
+    assert evaluate(str(digits_file), str(folder), options)["corruptions"] == found
 
 
 def test_a_model_without_classes_is_sent_to_probe(digits_file: Path, tmp_path: Path) -> None:
     vitreous.load(digits_file, num_classes=0).save(tmp_path / "features.safetensors")
     with pytest.raises(ModelError, match="fine-tune it first, or use `vitreous probe`"):
-        evaluate.evaluate(str(tmp_path / "features.safetensors"), "digits", EvaluateConfig())
+        evaluate(str(tmp_path / "features.safetensors"), "digits", EvaluateConfig())
 
 
 def test_from_the_command_line(digits_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

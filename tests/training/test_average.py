@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from tests.training.runs import OPTIONS, records, run, weights
-from vitreous import checkpoint, evaluate
+from vitreous import checkpoint
 from vitreous.config import EvaluateConfig
 from vitreous.data import Dataset, Loader
 from vitreous.evals.outputs import Inference
+from vitreous.evaluate import evaluate
 from vitreous.models.weights import Model
 from vitreous.objectives import Evaluation, supervised
 from vitreous.objectives.supervised import Supervised
@@ -34,7 +35,7 @@ def test_the_average_is_judged(data: str, tmp_path: Path) -> None:
     """With a slow average the two differ much: the journal has the loss of what is sealed."""
     run(data, tmp_path, ema=0.98, epochs=2)
     options = EvaluateConfig(split="val", device="cpu")
-    measured = evaluate.evaluate(str(tmp_path / "last.safetensors"), data, options)
+    measured = evaluate(str(tmp_path / "last.safetensors"), data, options)
     assert records(tmp_path, "val")[-1]["loss"] == pytest.approx(measured["loss"], abs=2e-6)
 
 

@@ -14,10 +14,11 @@ import torch
 
 import vitreous
 from tests import ranks
-from vitreous import checkpoint, cli, evaluate
+from vitreous import checkpoint, cli
 from vitreous.config import EvaluateConfig, FinetuneConfig, Preprocessing, TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import DataError, ModelError
+from vitreous.evaluate import evaluate
 from vitreous.export import export
 from vitreous.models import adapt
 from vitreous.models.architecture import ViTConfig
@@ -165,16 +166,16 @@ def test_several_labels_from_training_to_prediction(
     assert not any("accuracy" in row for row in rows if row.get("split") not in ("val", "test"))
     assert "mean average precision" in (out / "report.html").read_text()
     best = str(out / "best.safetensors")
-    before = evaluate.evaluate(best, str(pairs), EvaluateConfig())
+    before = evaluate(best, str(pairs), EvaluateConfig())
     assert before["mean_average_precision"] == pytest.approx(
         results["test"]["mean_average_precision"], abs=1e-6
     )
     assert before["accuracy"] == pytest.approx(results["test"]["accuracy"], abs=1e-6)
-    after = evaluate.evaluate(best, str(pairs), EvaluateConfig(calibrate=True, out=str(tmp_path / "page")))
+    after = evaluate(best, str(pairs), EvaluateConfig(calibrate=True, out=str(tmp_path / "page")))
     assert after["f1"] > before["f1"]
     assert cli.main(["evaluate", best, str(pairs), "--out", str(tmp_path / "page"), "--compare", best]) == 0
     with pytest.raises(DataError, match="need one label an image"):
-        evaluate.evaluate(best, str(pairs), EvaluateConfig(corruptions=True))
+        evaluate(best, str(pairs), EvaluateConfig(corruptions=True))
     assert (tmp_path / "page" / "report.html").is_file()
 
     classifier, split = vitreous.load(best), open_data(pairs).splits["test"]
@@ -207,7 +208,7 @@ def test_several_labels_from_training_to_prediction(
     assert all(
         probabilities[each["label"]] == pytest.approx(each["probability"], abs=1e-5) for each in told["top"]
     )
-    from tests.test_serve import client, wait_until_ready
+    from tests.serve_client import client, wait_until_ready
 
     with client(classifier) as server:
         answered = wait_until_ready(server).post("/predict", content=picture.read_bytes())
