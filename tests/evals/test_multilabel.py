@@ -70,3 +70,15 @@ def test_calibration_of_all_labels_together() -> None:
     assert multilabel.document(honest, list("abc"))["ece"] < 0.02
     sure = Scores(np.arange(4), np.full((4, 1), np.log(9.0)), np.array([[True], [False]] * 2))
     assert multilabel.document(sure, ["a"])["ece"] == pytest.approx(0.4)
+
+
+def test_a_threshold_is_the_score_with_the_best_f1() -> None:
+    """By trying every score: also the highest, where only one image has the label, and the lowest."""
+    generator = np.random.default_rng(2)
+    for positives in (1, 3, 11, 12):
+        logits = generator.normal(size=(12, 1))
+        targets = (logits >= np.sort(logits, axis=0)[-positives]).reshape(12, 1)
+        found = multilabel.thresholds(logits, targets)[0]
+        f1 = [sklearn.metrics.f1_score(targets[:, 0], logits[:, 0] >= limit) for limit in logits[:, 0]]
+        assert found == pytest.approx(expit(logits[int(np.argmax(f1)), 0]))
+        assert max(f1) == 1.0
