@@ -163,7 +163,8 @@ def _run(arguments: list[str], copy: Path, limit: float) -> int:
     if child == 0:
         os.setsid()  # what it starts ends with it
         silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1), os.dup2(silent, 2)
+        for stream in (1, 2):
+            os.dup2(silent, stream)
         os.chdir(copy)
         sys.path[:0] = [str(copy)]
         for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:

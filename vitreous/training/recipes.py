@@ -76,7 +76,7 @@ def read(source: str) -> Recipe:
     elif path.is_file() and checkpoint.is_sealed(path):
         weights = checkpoint.read(path)
         plan, shape = weights.about.get("recipe") or {}, weights.config
-        resize = weights.preprocessing.resize
+        resize = weights.preprocessing.resize if weights.preprocessing else None
     else:
         raise OptionError(
             f"{source} holds no recipe: give a run folder, or a sealed file that was trained here"
