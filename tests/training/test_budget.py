@@ -93,7 +93,7 @@ def test_one_step_per_epoch_is_planned_as_any_other(
     data = stripes(tmp_path / "few.npz", train=20, val=6, test=6)
     result = run(data, tmp_path / "run", epochs=None, time_budget="5s", batch_size=None)
     steps = result.figures["steps"]
-    assert steps > 15
+    assert steps > 5
     assert result.figures["seconds"] < 6.0
     rates = [record["lr"] for record in records(result.folder, "train")]
     peak = max(rates)
