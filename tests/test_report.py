@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from vitreous import cli, plot, report
+from vitreous.config import EvaluateConfig
 from vitreous.data import open_data
+from vitreous.evaluate import evaluate
 from vitreous.predict import load
 from vitreous.report import Gallery, Mistake, Picture, Reliability, Report, markdown
 from vitreous.report.curves import curves
@@ -176,6 +178,8 @@ def test_report_of_a_run_from_its_folder(tmp_path: Path, digits_file: Path) -> N
     (folder / "config.json").write_text(json.dumps({"command": "vitreous train", "data": "digits"}))
     (folder / "results.json").write_text(json.dumps({"test": {"accuracy": 0.5}, "seconds": 75}))
     (folder / "model_card.md").write_text("# Model card\n\nAbout it.")
+    document = evaluate(str(digits_file), "digits", EvaluateConfig(device="cpu"))
+    (folder / "evaluation.json").write_text(json.dumps(document))  # as a run leaves it
     page = report.write_run(folder).read_text()
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert [re.sub("<.*?>", "", title) for title in titles] == [

@@ -1,6 +1,7 @@
 """What a classifier answered, against scikit-learn; ranks and parts change nothing; ties, a wish to stop."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,14 @@ from torch import Tensor, nn
 
 from tests import ranks
 from vitreous import parallel
-from vitreous.config import Preprocessing
-from vitreous.data import Loader, Split, make_loader, open_data
+from vitreous.data import Batch, Split, open_data
+from vitreous.data.order import share
 from vitreous.evals import accuracy, answers, mean_loss
 from vitreous.evals.answers import Answers, rank_of_label
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.objectives.supervised import Supervised
 
 ALONE = parallel.World(device=torch.device("cpu"))
-SIZE = Preprocessing(image_size=(8, 8), mean=(0.5,), std=(0.5,))
 LABELS = [str(label) for label in range(10)]
 
 
@@ -35,24 +35,28 @@ class Linear(nn.Module):
         return self.layer(images.flatten(1))
 
 
-def loader(split: Split, batch_size: int = 50, world: parallel.World = ALONE) -> Loader:
-    return make_loader(
-        split,
-        preprocessing=SIZE,
-        batch_size=batch_size,
-        training=False,
-        rank=world.rank,
-        world_size=world.size,
-    )
+class Feed:
+    """Batches of a split in order, of which a rank gets its share; no loader, which has tests of its own."""
+
+    def __init__(self, split: Split, batch_size: int = 50, world: parallel.World = ALONE) -> None:
+        self.split, self.batch_size, self.world = split, batch_size, world
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
+        for first in range(0, len(self.split), self.batch_size):
+            rows = np.arange(first, min(first + self.batch_size, len(self.split)))
+            mine = rows[share(len(rows), self.world.rank, self.world.size)]
+            pixels = [np.asarray(self.split.read(int(row), 1))[None] / 127.5 - 1 for row in mine]
+            images = torch.from_numpy(np.array(pixels, np.float32).reshape(-1, 1, 8, 8))
+            yield Batch(images, torch.from_numpy(self.split.targets[mine]), torch.from_numpy(mine))
 
 
 def answered(split: Split, batch_size: int, world: parallel.World = ALONE, **how: object) -> Answers:
     inference = Inference(world=world, **how)  # type: ignore[arg-type]
-    return answers.collect(inference.batches(loader(split, batch_size, world), Linear()), world)
+    return answers.collect(inference.batches(Feed(split, batch_size, world), Linear()), world)
 
 
 def all_probabilities(split: Split) -> np.ndarray:
-    batches = [Linear()(batch.images) for batch in loader(split).epoch(0)]
+    batches = [Linear()(batch.images) for batch in Feed(split).epoch(0)]
     return torch.cat(batches).detach().double().softmax(1).numpy()
 
 
@@ -95,7 +99,7 @@ def test_a_wish_to_stop_is_heard() -> None:
     assert len(asked) == 3
     with pytest.raises(Interrupted):
         inference = Inference(world=ALONE, stopped=lambda: True)
-        mean_loss.collect(Supervised(Linear()), loader(split, 20), inference)  # type: ignore[arg-type]
+        mean_loss.collect(Supervised(Linear()), Feed(split, 20), inference)  # type: ignore[arg-type]
 
 
 def _on_ranks(folder: Path) -> None:
@@ -104,7 +108,7 @@ def _on_ranks(folder: Path) -> None:
         split = open_data("digits").splits["train"].select(np.arange(181))
         found = accuracy.document(answered(split, 90, world), LABELS)
         objective = Supervised(Linear())  # type: ignore[arg-type]
-        means = mean_loss.collect(objective, loader(split, 90, world), Inference(world=world))
+        means = mean_loss.collect(objective, Feed(split, 90, world), Inference(world=world))
         if world.is_main:
             (folder / "found.json").write_text(json.dumps([found, means.document()]))
 

@@ -13,10 +13,10 @@ def scored() -> tuple[np.ndarray, np.ndarray]:
     """Confidence of each answer, and whether it was right."""
     generator = np.random.default_rng(0)
     targets = generator.integers(0, 7, 400)
-    return judged(generator.normal(size=(400, 7)) + 1.5 * np.eye(7)[targets], targets)
+    return confidence_and_right(generator.normal(size=(400, 7)) + 1.5 * np.eye(7)[targets], targets)
 
 
-def judged(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def confidence_and_right(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return softmax(logits, 1).max(1), logits.argmax(1) == targets
 
 
@@ -44,8 +44,8 @@ def test_temperature_undoes_overconfidence() -> None:
     logits = generator.normal(size=(4000, 5)) * 2
     targets = (logits + generator.gumbel(size=logits.shape)).argmax(1)  # drawn from softmax(logits)
     assert calibration.temperature(logits * 3, targets) == pytest.approx(3.0, rel=0.1)
-    before = calibration.expected_calibration_error(*judged(logits * 3, targets))
-    after = calibration.expected_calibration_error(*judged(logits, targets))
+    before = calibration.expected_calibration_error(*confidence_and_right(logits * 3, targets))
+    after = calibration.expected_calibration_error(*confidence_and_right(logits, targets))
     assert after < 0.3 * before
 
 

@@ -70,3 +70,23 @@ def test_calibration_of_all_labels_together() -> None:
     assert multilabel.document(honest, list("abc"))["ece"] < 0.02
     sure = Scores(np.arange(4), np.full((4, 1), np.log(9.0)), np.array([[True], [False]] * 2))
     assert multilabel.document(sure, ["a"])["ece"] == pytest.approx(0.4)
+
+
+def test_a_threshold_is_the_score_with_the_best_f1() -> None:
+    """By trying every score: also the highest, where only one image has the label, and the lowest."""
+    generator = np.random.default_rng(2)
+    for positives in (1, 3, 11, 12):
+        logits = generator.normal(size=(12, 1))
+        targets = (logits >= np.sort(logits, axis=0)[-positives]).reshape(12, 1)
+        found = multilabel.thresholds(logits, targets)[0]
+        f1 = [sklearn.metrics.f1_score(targets[:, 0], logits[:, 0] >= limit) for limit in logits[:, 0]]
+        assert found == pytest.approx(expit(logits[int(np.argmax(f1)), 0]))
+        tuned = multilabel.document(Scores(np.arange(12), logits, targets), ["a"], [found])
+        assert tuned["f1"] == max(f1) == 1.0  # a score that is the threshold is above it
+
+
+def test_images_without_any_label_have_no_f1() -> None:
+    empty = Scores(np.arange(3), np.array([[-1.0], [0.5], [-2.0]]), np.zeros((3, 1), bool))
+    document = multilabel.document(empty, ["a"])
+    assert document["f1"] == document["mean_average_precision"] == 0.0
+    assert document["accuracy"] == pytest.approx(2 / 3)

@@ -49,7 +49,7 @@ def test_without_an_average_the_weights_are_sealed(data: str, tmp_path: Path) ->
 
 
 @dataclass(frozen=True)
-class Told:
+class Decided:
     """An evaluation whose outcome was decided before."""
 
     figures: Mapping[str, float]
@@ -69,7 +69,7 @@ def scripted(model: Model, plan: Plan, dataset: Dataset) -> Supervised:
 
     def evaluated(loader: Loader, inference: Inference) -> Evaluation:
         accuracy, loss = next(left)
-        return Told({"accuracy": accuracy, "loss": loss, "count": 30.0})
+        return Decided({"accuracy": accuracy, "loss": loss, "count": 30.0})
 
     objective.evaluate = evaluated  # type: ignore[method-assign]
     return objective

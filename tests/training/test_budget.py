@@ -13,7 +13,7 @@ from tests.training.conftest import stripes
 from tests.training.runs import records, run
 from vitreous import parallel
 from vitreous.training import loop
-from vitreous.training.clock import Clock, evaluation_due, fit
+from vitreous.training.clock import EVALUATIONS, Clock, evaluation_due, fit
 from vitreous.training.state import Position
 
 
@@ -93,14 +93,14 @@ def test_one_step_per_epoch_is_planned_as_any_other(
     data = stripes(tmp_path / "few.npz", train=20, val=6, test=6)
     result = run(data, tmp_path / "run", epochs=None, time_budget="5s", batch_size=None)
     steps = result.figures["steps"]
-    assert steps > 15
+    assert steps > 5
     assert result.figures["seconds"] < 6.0
     rates = [record["lr"] for record in records(result.folder, "train")]
     peak = max(rates)
     assert len(rates) == steps  # one record per epoch
     assert rates[0] < 0.7 * peak and rates[-1] < 0.1 * peak
     assert 0 < rates.index(peak) < 0.6 * steps
-    assert len(records(result.folder, "val")) < 0.5 * steps  # some 25 evaluations, not one per step
+    assert len(records(result.folder, "val")) <= 2 * EVALUATIONS  # not one per step
     planned = re.search(r"^epochs: ([\d.]+)", capsys.readouterr().err, re.MULTILINE)
     assert planned and steps / 8 < float(planned[1]) < 8 * steps
 

@@ -71,6 +71,16 @@ def test_going_back_forgets_records_and_sums(tmp_path: Path) -> None:
     assert row["step"] == 40 and row["loss"] == 30.5  # steps 21 to 40
 
 
+def test_a_step_that_was_left_out_counts_nowhere(tmp_path: Path) -> None:
+    with opened(tmp_path, per_epoch=4) as book:
+        take(book, range(1, 4))
+        book.step(4, {}, steps=250, lr=0.1)  # the record of its epoch is due all the same
+        for step in range(5, 9):
+            book.step(step, {}, steps=250, lr=0.1)
+    (row,) = records(tmp_path, "train")
+    assert (row["step"], row["loss"], row["gradient_norm"]) == (4, 2.0, None)
+
+
 def test_a_norm_that_is_no_number_is_none(tmp_path: Path) -> None:
     with opened(tmp_path, per_epoch=1) as book:
         take(book, range(1, 2), gradient_norm=float("inf"))

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import vitreous
-from tests.training.runs import OPTIONS, plan_of, records, run
+from tests.training.runs import OPTIONS, plan_of, records, run, watched
 from vitreous import cli
-from vitreous.data import make_loader, open_data
+from vitreous.data import Batch, open_data
 from vitreous.models import zoo
 from vitreous.training import Result, train
 
@@ -62,17 +62,15 @@ def test_five_steps_by_hand(data: str, tmp_path: Path) -> None:
     options = replace(
         OPTIONS, ema=0.0, drop_path=0.0, epochs=1, clip=0.5, weight_decay=0.3, label_smoothing=0.1
     )
-    result = train(data, replace(options, out=str(tmp_path), save_every=5, keep=9))
-    plan = plan_of(tmp_path)
+    seen: list[Batch] = []
+    saving = replace(options, out=str(tmp_path), save_every=5, keep=9)
+    result = train(data, saving, make_objective=watched(seen))
 
     torch.manual_seed(0)
-    model = zoo.build(plan.architecture)
-    loader = make_loader(
-        open_data(data).splits["train"], preprocessing=plan.preprocessing, augment="light", batch_size=16
-    )
+    model = zoo.build(plan_of(tmp_path).architecture)
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
     losses = []
-    for t, batch in enumerate(loader.epoch(0), start=1):
+    for t, batch in enumerate(seen, start=1):
         logits = model(batch.images)
         smooth = nn.functional.one_hot(batch.targets, 3) * 0.9 + 0.1 / 3
         loss = -(smooth * logits.log_softmax(1)).sum(1).mean()

@@ -194,5 +194,5 @@ def test_deeper_blocks_are_left_out_more_often() -> None:
         kept = block.drop_path(torch.ones(4000, 2, 1))
         rate = number / 3 * 0.6
         assert float((kept[:, 0, 0] == 0).float().mean()) == pytest.approx(rate, abs=0.03), number
-        assert set(kept.unique().tolist()) <= {0.0, pytest.approx(1 / (1 - rate))}  # the mean stays
+        assert kept.max().item() == pytest.approx(1 / (1 - rate))  # so that the mean stays
         assert torch.equal(kept[:, 0], kept[:, 1])  # an image's whole branch

@@ -61,13 +61,17 @@ class Log:
         return sum(images for images, _ in self.speeds) / seconds if seconds else None
 
     def step(self, step: int, figures: Mapping[str, float], *, steps: int, lr: float) -> None:
-        """Take in the outcome of a step, the `step`th of `steps`; write a record where one is due."""
+        """Take in the outcome of a step, the `step`th of `steps`; write a record where one is due.
+
+        A step that was left out has no figures.
+        """
         for name, value in figures.items():
             if name not in ("gradient_norm", "refused"):
                 self.sums[name] = self.sums.get(name, 0.0) + value
-        self._steps += 1
-        if step % self.per_epoch == 0 or step % EVERY == 0 or step == steps:
-            self._record(step, lr, figures["gradient_norm"])
+        self._steps += bool(figures)
+        due = step % self.per_epoch == 0 or step % EVERY == 0 or step == steps
+        if due and self._steps:
+            self._record(step, lr, figures.get("gradient_norm", math.nan))
 
     def _record(self, step: int, lr: float, norm: float) -> None:
         totals = parallel.total(dict(sorted(self.sums.items())), self.world)

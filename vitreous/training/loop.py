@@ -90,7 +90,8 @@ class Flight:
     lr: float
     indices: Tensor
     """The images of its batch."""
-    outcome: Outcome
+    outcome: Outcome | None
+    """None: it was left out."""
 
 
 @dataclass(frozen=True)
@@ -272,10 +273,9 @@ class Training:
         """Take one step, or leave it out where it was refused before."""
         position = self.position
         before = Position(**vars(position))
-        if position.step not in position.skipped:
-            lr = self.learning_rate()
-            outcome = self.step(batch, position.step, lr)
-            self.flights.append(Flight(before, lr, batch.indices, outcome))
+        lr, left_out = self.learning_rate(), position.step in position.skipped
+        outcome = None if left_out else self.step(batch, position.step, lr)
+        self.flights.append(Flight(before, lr, batch.indices, outcome))
         if self.plan.time_budget is not None:
             position.share += (1.0 - position.share) / max(1, position.steps - position.step)
         position.step += 1
@@ -298,8 +298,8 @@ class Training:
         """Read the outcomes that must have arrived; False: the run had to go back to a checkpoint."""
         while self.flights and (everything or len(self.flights) > self.lag):
             flight = self.flights.popleft()
-            figures = flight.outcome.read()
-            if figures["refused"]:
+            figures = flight.outcome.read() if flight.outcome else {}
+            if figures.get("refused"):
                 self.flights.clear()  # all that followed were refused as well
                 self.position = refusal.go_back(self, flight, figures)
                 return False
