@@ -150,11 +150,12 @@ def mutants(module: str) -> Iterator[Mutant]:
             )
 
 
-def passes(copy: Path, module: str, limit: float) -> bool:
-    """Tell whether the module's tests pass in the copy: the quick ones first."""
+def passes(copy: Path, module: str, limit: float, quick: bool = False) -> bool:
+    """Tell whether the module's tests pass in the copy: the quick ones first, or alone."""
+    kinds = ("not slow",) if quick else ("not slow", "slow")
     files = [f"tests/{name}.py" for name in TESTS[module]]
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-m"]
-    return all(_run([*options, kind, *files], copy, limit) in (0, 5) for kind in ("not slow", "slow"))
+    return all(_run([*options, kind, *files], copy, limit) in (0, 5) for kind in kinds)
 
 
 def _run(arguments: list[str], copy: Path, limit: float) -> int:
@@ -188,6 +189,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--only", default="", help="modules whose path contains this")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds for the tests of one mutant")
+    parser.add_argument("--quick", action="store_true", help="leave the slow tests out: more may survive")
     parser.add_argument("--trust", action="store_true", help="don't run the tests without a mutant first")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -210,7 +212,7 @@ def main() -> None:
                 sound.add(mutant.module)
             original, started = path.read_text(), time.monotonic()
             path.write_text(mutant.text)
-            survived = passes(copy, mutant.module, options.limit)
+            survived = passes(copy, mutant.module, options.limit, options.quick)
             path.write_text(original)
             survivors += [mutant] * survived
             verdict = "SURVIVED" if survived else "killed"

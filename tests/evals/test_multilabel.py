@@ -85,6 +85,15 @@ def test_a_threshold_is_the_score_with_the_best_f1() -> None:
         assert tuned["f1"] == max(f1) == 1.0  # a score that is the threshold is above it
 
 
+def test_a_threshold_weighs_precision_and_recall() -> None:
+    scores = scored()
+    for k, limit in enumerate(multilabel.thresholds(scores.logits, scores.targets)[:4]):
+        truth, chances = scores.targets[:, k], expit(scores.logits[:, k])
+        best = max(sklearn.metrics.f1_score(truth, chances >= each) for each in chances)
+        assert best < 0.95
+        assert sklearn.metrics.f1_score(truth, chances >= limit) == pytest.approx(best)
+
+
 def test_images_without_any_label_have_no_f1() -> None:
     empty = Scores(np.arange(3), np.array([[-1.0], [0.5], [-2.0]]), np.zeros((3, 1), bool))
     document = multilabel.document(empty, ["a"])

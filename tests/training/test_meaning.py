@@ -14,6 +14,7 @@ from tests.training.conftest import stripes
 from tests.training.runs import OPTIONS, plan_of, records, watched, weights
 from vitreous import parallel
 from vitreous.data import Batch, open_data
+from vitreous.data.order import Order
 from vitreous.errors import ResumeError
 from vitreous.models import zoo
 from vitreous.objectives.supervised import Supervised
@@ -126,6 +127,15 @@ def test_repeats_put_copies_of_an_image_into_its_batch(data: str, tmp_path: Path
     assert training
     for batch in training:
         assert torch.equal(batch.indices.unique(return_counts=True)[1], torch.full((8,), 2))
+
+
+def test_copies_of_an_image_are_numbered() -> None:
+    """By their number each is varied in its own way; neighbours, which Mixup pairs, are different images."""
+    indices, copies = Order(12, 6, repeats=3).batch(0, 1)
+    assert copies.tolist() == [0, 0, 1, 1, 2, 2]
+    assert indices.tolist() == indices[:2].tolist() * 3 and indices[0] != indices[1]
+    again, _ = Order(12, 6, repeats=3).batch(0, 2)
+    assert not set(again.tolist()) & set(indices.tolist())
 
 
 def test_the_order_follows_the_seed(data: str, tmp_path: Path) -> None:
