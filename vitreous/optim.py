@@ -153,7 +153,7 @@ def learning_rate(
     with a linear `cooldown` at the end (big_vision's rsqrt, arXiv 2106.04560), or stays.
     """
     if step < warmup:
-        return peak * (step + 1) / warmup
+        return peak * min(1.0, (step + 1) / warmup)
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
     if schedule == "cosine":
         return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -1,5 +1,6 @@
 """The time of a run over all its starts, and how it ends with a time budget; never what is done in it."""
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from vitreous.training.state import Position
 SAVE_SECONDS = 300.0
 MARGIN = 0.98
 """Part of a time budget that is planned with; the rest is for what can't be foreseen."""
+OUTLIER = 10.0
+"""How many times the median a step may take to count for the pace."""
 EVALUATIONS = 25
 """About how many evaluations a run has."""
 
@@ -35,6 +38,7 @@ class Clock:
         """Seconds of the latest evaluation."""
         self._durations: deque[float] = deque(maxlen=100)  # of the latest steps: the first are slow
         self._mark = self._saved = time.monotonic()
+        self._schedule = 0.0
 
     @property
     def seconds(self) -> float:
@@ -47,13 +51,29 @@ class Clock:
         return self.budget is not None and self.seconds > MARGIN * self.budget - self._reserve
 
     @property
+    def share(self) -> float:
+        """The part of the time for steps that has passed since `begin_schedule`, 0 to 1."""
+        assert self.budget is not None
+        end = MARGIN * self.budget - self._reserve
+        passed, whole = self.seconds - self._schedule, end - self._schedule
+        return min(1.0, max(0.0, passed / whole)) if whole > 0 else 1.0
+
+    @property
     def seconds_per_step(self) -> float:
-        """Over the latest steps."""
-        return sum(self._durations) / max(1, len(self._durations))
+        """Over the latest steps; one that took far longer than most (it compiled, or waited) is left out."""
+        typical = statistics.median(self._durations) if self._durations else 0.0
+        usual = [each for each in self._durations if each <= OUTLIER * typical]
+        return statistics.fmean(usual) if usual else 0.0
 
     @property
     def _reserve(self) -> float:
         return self.evaluation * (1.0 + self.tests) + self.afterwards
+
+    def begin_schedule(self, passed: float = 0.0) -> None:
+        """Let the schedule of a time budget begin now, where this part of it has `passed` already."""
+        now = self.seconds
+        end = MARGIN * (self.budget or 0.0) - self._reserve
+        self._schedule = now if passed >= 1.0 else now - passed / (1.0 - passed) * max(0.0, end - now)
 
     def begin(self) -> None:
         """Start measuring a step, or something else that `step` or `evaluated` ends."""

@@ -203,6 +203,7 @@ class Training:
             if plan.time_budget is not None:
                 self.plan_budget(plan.time_budget)
             self.save()  # a rollback always has one to go back to
+        self.clock.begin_schedule(self.position.share)
         self.log = Log(
             self.folder,
             self.options,
@@ -276,8 +277,6 @@ class Training:
         lr, left_out = self.learning_rate(), position.step in position.skipped
         outcome = None if left_out else self.step(batch, position.step, lr)
         self.flights.append(Flight(before, lr, batch.indices, outcome))
-        if self.plan.time_budget is not None:
-            position.share += (1.0 - position.share) / max(1, position.steps - position.step)
         position.step += 1
         self.clock.step()
 
@@ -363,6 +362,9 @@ class Training:
         due = self.world.is_main and self.clock.save_due(self.position.step, self.options.save_every)
         flags = [self.stop.received, due, self.clock.late, self.checkpoints.failed]
         stop, save, late, failed = parallel.any_rank(flags, self.world)
+        if self.plan.time_budget is not None:  # the schedule follows the time, and never goes back
+            share = parallel.broadcast(self.clock.share, self.world)
+            self.position.share = max(self.position.share, share)
         if failed:
             self.checkpoints.wait()  # raises what went wrong
         return Flags(stop, save, late)
@@ -370,9 +372,11 @@ class Training:
     def _keep_to_budget(self, late: bool) -> None:
         """End with the time budget: evaluate what there is once it is used up; else plan anew at times."""
         position = self.position
+        if self.plan.time_budget is None:
+            return
         if late:
             position.steps = position.step
-        elif self.plan.time_budget is not None and position.step % max(1, position.steps // 50) == 0:
+        elif position.step >= position.steps or position.step % max(1, position.steps // 50) == 0:
             self._replan()
 
     def _replan(self) -> None:
