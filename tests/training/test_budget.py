@@ -7,13 +7,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from tests import ranks
 from tests.training.conftest import stripes
 from tests.training.runs import records, run
 from vitreous import parallel
+from vitreous.data import Batch
 from vitreous.training import loop
 from vitreous.training.clock import EVALUATIONS, Clock, evaluation_due, fit
+from vitreous.training.gradients import Gradients
 from vitreous.training.state import Position
 
 
@@ -103,6 +106,23 @@ def test_one_step_per_epoch_is_planned_as_any_other(
     assert len(records(result.folder, "val")) <= 2 * EVALUATIONS  # not one per step
     planned = re.search(r"^epochs: ([\d.]+)", capsys.readouterr().err, re.MULTILINE)
     assert planned and steps / 8 < float(planned[1]) < 8 * steps
+
+
+def test_the_first_step_does_not_set_the_pace(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It compiles, reads and allocates: here for two of eight seconds."""
+    compute, calls = Gradients.__call__, []
+
+    def slow_at_first(self: Gradients, batch: Batch, step: int) -> dict[str, Tensor]:
+        time.sleep(0.0 if calls else 2.0)
+        calls.append(step)
+        return compute(self, batch, step)
+
+    monkeypatch.setattr(Gradients, "__call__", slow_at_first)
+    run(data, tmp_path, epochs=None, time_budget="8s")
+    planned = re.search(r"^epochs: ([\d.]+)", capsys.readouterr().err, re.MULTILINE)
+    assert planned and 6 * float(planned[1]) > 6  # by the pace of the first, three steps would be left
 
 
 class _Fast(Clock):
