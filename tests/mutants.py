@@ -31,7 +31,7 @@ TESTS = {
     "training/defaults": ["training/test_defaults", "training/test_recipes", "training/test_finetune"],
     "training/finetune": ["training/test_recipes", "training/test_finetune"],
     "training/folder": ["training/test_folder", "training/test_options"],
-    "training/gradients": ["training/test_memory", "training/test_meaning", "training/test_loop"],
+    "training/gradients": [f"training/test_{name}" for name in ("memory", "meaning", "loop", "ranks")],
     "training/journal": ["training/test_journal", "training/test_refusal"],
     "training/loaders": [f"training/test_{name}" for name in ("results", "meaning", "loop")],
     "training/log": ["training/test_log", "training/test_loop", "training/test_refusal"],
