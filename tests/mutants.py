@@ -31,7 +31,7 @@ TESTS = {
     "training/defaults": ["training/test_defaults", "training/test_recipes", "training/test_finetune"],
     "training/finetune": ["training/test_recipes", "training/test_finetune"],
     "training/folder": ["training/test_folder", "training/test_options"],
-    "training/gradients": ["training/test_memory", "training/test_meaning", "training/test_loop"],
+    "training/gradients": [f"training/test_{name}" for name in ("memory", "meaning", "loop", "ranks")],
     "training/journal": ["training/test_journal", "training/test_refusal"],
     "training/loaders": [f"training/test_{name}" for name in ("results", "meaning", "loop")],
     "training/log": ["training/test_log", "training/test_loop", "training/test_refusal"],
@@ -58,8 +58,8 @@ TESTS = {
     "evals/multilabel": ["evals/test_multilabel"],
     "evals/calibration": ["evals/test_calibration"],
     "evals/mean_loss": ["evals/test_answers", "training/test_results"],
-    "data/order": ["test_data_order", "test_data_loader"],
-    "data/mix": ["test_data_augment", "test_data_loader"],
+    "data/order": ["test_data_order", "training/test_meaning", "test_data_loader"],
+    "data/mix": [f"test_data_{name}" for name in ("settings", "variation", "operations", "loader_arrays")],
 }
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq},
@@ -154,6 +154,7 @@ def passes(copy: Path, module: str, limit: float, quick: bool = False) -> bool:
     """Tell whether the module's tests pass in the copy: the quick ones first, or alone."""
     kinds = ("not slow",) if quick else ("not slow", "slow")
     files = [f"tests/{name}.py" for name in TESTS[module]]
+    assert all((copy / file).exists() for file in files), f"tests of {module} have moved: {files}"
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "-m"]
     return all(_run([*options, kind, *files], copy, limit) in (0, 5) for kind in kinds)
 

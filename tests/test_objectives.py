@@ -98,6 +98,20 @@ def test_parts_add_up_to_the_whole() -> None:
     torch.testing.assert_close(total, whole)
 
 
+def test_only_one_label_per_image_has_an_accuracy() -> None:
+    """With several labels the best one may be right and the answer still wrong: another name."""
+    for loss, targets, name in (
+        ("softmax", LABELS, "accuracy"),
+        ("softmax", MIXED, "accuracy"),
+        ("sigmoid", LABELS, "accuracy"),
+        ("sigmoid", SEVERAL, "best_label_right"),
+    ):
+        objective = Supervised(Fixed(), loss=loss)  # type: ignore[arg-type]
+        _, metrics = objective(Batch(torch.zeros(7, 1), targets, torch.arange(7)))
+        assert metrics.keys() == {name}
+        assert metrics[name] == correct(LOGITS, targets).float().mean()
+
+
 def test_what_counts_as_correct() -> None:
     logits = torch.tensor([[3.0, 1.0, 2.0]] * 4)
     assert correct(logits, torch.tensor([0, 1, 2, 0])).tolist() == [True, False, False, True]

@@ -7,13 +7,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from tests import ranks
 from tests.training.conftest import stripes
 from tests.training.runs import records, run
 from vitreous import parallel
+from vitreous.data import Batch
 from vitreous.training import loop
 from vitreous.training.clock import EVALUATIONS, Clock, evaluation_due, fit
+from vitreous.training.gradients import Gradients
 from vitreous.training.state import Position
 
 
@@ -105,19 +108,36 @@ def test_one_step_per_epoch_is_planned_as_any_other(
     assert planned and steps / 8 < float(planned[1]) < 8 * steps
 
 
-class _Fast(Clock):
-    """The clock of a rank that is ahead of the others."""
+def test_the_first_step_does_not_set_the_pace(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It compiles, reads and allocates: here for two of eight seconds."""
+    compute, calls = Gradients.__call__, []
+
+    def slow_at_first(self: Gradients, batch: Batch, step: int) -> dict[str, Tensor]:
+        time.sleep(0.0 if calls else 2.0)
+        calls.append(step)
+        return compute(self, batch, step)
+
+    monkeypatch.setattr(Gradients, "__call__", slow_at_first)
+    run(data, tmp_path, epochs=None, time_budget="8s")
+    planned = re.search(r"^epochs: ([\d.]+)", capsys.readouterr().err, re.MULTILINE)
+    assert planned and 6 * float(planned[1]) > 6  # by the pace of the first, three steps would be left
+
+
+class _Slow(Clock):
+    """The clock of a rank that is behind the others."""
 
     @property
     def seconds(self) -> float:
-        return super().seconds + 0.7
+        return super().seconds - 2.5
 
 
 def _budgets_here(data: str, folder: Path) -> None:
     """Train three times with a time budget; ranks whose clocks differ must still agree on every step."""
     parallel.join = partial(parallel.join, timeout=timedelta(seconds=60))  # a deadlock is an error, soon
-    if not parallel.is_main():
-        loop.Clock = _Fast  # type: ignore[misc]
+    if parallel.is_main():
+        loop.Clock = _Slow  # type: ignore[misc]
     for number in range(3):
         result = run(data, folder / str(number), epochs=None, time_budget="4s")
         mine = f"{result.figures['steps']} {result.is_main}"

@@ -96,6 +96,60 @@ def test_hardware_and_data_matter() -> None:
     assert wide.image_size == (28, 40)
 
 
+@pytest.mark.parametrize(
+    ("side", "patch", "on_cpu", "on_gpu"),
+    [
+        *[(7, 1, 7, 7), (8, 2, 8, 8), (23, 2, 24, 24), (24, 4, 24, 24), (47, 4, 48, 48), (48, 8, 48, 48)],
+        *[(95, 8, 96, 96), (96, 16, 96, 96), (129, 16, 128, 128), (224, 16, 128, 224), (300, 16, 128, 224)],
+    ],
+)
+def test_patches_and_sizes_by_the_images(side: int, patch: int, on_cpu: int, on_gpu: int) -> None:
+    for device, expected in (("cpu", on_cpu), ("cuda", on_gpu)):
+        config = vit(choose(TrainConfig(), replace(CIFAR, size=(side, side), device=device)))
+        assert (config.patch_size, config.image_size) == ((patch, patch), (expected, expected))
+
+
+@pytest.mark.parametrize(
+    ("images", "device", "shape", "batch", "epochs", "lr", "ema"),
+    [
+        *[(249, "cpu", (64, 4, 4), 64, 300, 3e-3, 0.99), (249, "cuda", (192, 9, 6), 64, 300, 5e-4, 0.99)],
+        *[(9_999, "cpu", (64, 4, 4), 64, 8, 3e-3, 0.99), (9_999, "cuda", (192, 9, 6), 64, 300, 5e-4, 0.99)],
+        (10_000, "cpu", (64, 4, 4), 128, 8, 3e-3, 0.99),
+        (10_000, "cuda", (192, 9, 6), 256, 300, 1e-3, 0.99),
+        (20_000, "cpu", (96, 6, 4), 128, 5, 3e-3, 0.99),
+        (20_000, "cuda", (256, 9, 8), 512, 300, 2**0.5 * 1e-3, 0.99),
+        (50_000, "cuda", (256, 9, 8), 512, 200, 2**0.5 * 1e-3, 0.999),
+        (200_000, "cuda", (384, 12, 6), 1024, 50, 2e-3, 0.999),
+        (9_000_000, "cuda", (384, 12, 6), 1024, 5, 2e-3, 0.999),
+    ],
+)
+def test_sizes_and_lengths_by_the_number_of_images(
+    images: int, device: str, shape: tuple[int, ...], batch: int, epochs: int, lr: float, ema: float
+) -> None:
+    """The rules of docs/train.md, at their edges."""
+    plan = choose(TrainConfig(), replace(CIFAR, images=images, device=device))
+    config = vit(plan)
+    assert (config.width, config.depth, config.heads) == shape and config.mlp_width == 4 * shape[0]
+    assert (plan.batch_size, plan.epochs, plan.ema) == (batch, epochs, ema)
+    assert plan.lr == pytest.approx(lr)
+    assert (plan.warmup, plan.clip, plan.layer_decay) == (0.1, 1.0, 1.0)
+    assert (plan.weight_decay, plan.label_smoothing) == (0.05, 0.1)
+
+
+def test_other_choices_by_the_images() -> None:
+    assert vit(choose(TrainConfig(), replace(CIFAR, size=(20, 30)))).image_size == (20, 30)
+    assert vit(choose(TrainConfig(), replace(CIFAR, size=(20, 32)))).image_size == (20, 20)  # too long
+    for side, device, preset in ((15, "cpu", "mix"), (16, "cpu", "light"), (16, "cuda", "medium")):
+        plan = choose(TrainConfig(), replace(CIFAR, size=(side, side), device=device))
+        assert plan.reasons["augment"].startswith(f"{preset}: ")
+        assert plan.augment == resolve(
+            preset, mirror=True, size=(side, side), channels=3, resize=plan.preprocessing.resize
+        )
+    assert choose(TrainConfig(optimizer="sgd"), CIFAR).lr == pytest.approx(0.03 * 2**0.5)
+    wide = choose(TrainConfig(model="ViT-Ti/16"), replace(CIFAR, device="cpu"))
+    assert wide.lr == pytest.approx(1e-3 * 0.5**0.5) and wide.precision == "bf16"  # width 192
+
+
 @given(
     images=st.integers(1, 20_000_000),
     height=st.integers(1, 5000),

@@ -46,7 +46,14 @@ def planned(images: int, **options: Any) -> Plan:
 def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
     few = planned(500)
     assert (few.optimizer, few.layer_decay, few.lr, few.epochs) == ("adamw", 0.75, 5e-4, 100)
+    assert (few.schedule, few.clip, few.weight_decay, few.batch_size) == ("cosine", 1.0, 0.05, 64)
+    assert planned(10_000).batch_size == 128 and planned(40).epochs == 100 and planned(19_999).epochs == 10
     many = planned(1_000_000)
+    assert (many.lr, many.ema, many.schedule, many.layer_decay, many.epochs) == (0.01, 0.0, "cosine", 1.0, 5)
+    for tune in ("head", "lora"):
+        part = planned(500, tune=tune)
+        assert (part.weight_decay, part.layer_decay) == (0.0, 1.0)
+    assert planned(20_000).optimizer == "sgd" and planned(20_000, tune="last:1").optimizer == "adamw"
     assert (many.optimizer, many.weight_decay, many.clip, many.batch_size) == ("sgd", 0.0, 1.0, 512)
     assert planned(500, lr=0.5).lr == 0.5
     assert planned(500, tune="head").lr == 3e-3

@@ -59,6 +59,27 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         Journal(tmp_path, **{sink: True})
 
 
+def test_other_sinks_get_numbers_by_split_and_name(tmp_path: Path) -> None:
+    class Sink:
+        def __init__(self) -> None:
+            self.written: list[tuple[dict[str, float], int]] = []
+            self.closed = False
+
+        def write(self, figures: dict[str, float], step: int) -> None:
+            self.written.append((figures, step))
+
+        def close(self) -> None:
+            self.closed = True
+
+    book, sink = Journal(tmp_path), Sink()
+    book._sinks.append(sink)
+    book.write({"step": 3, "split": "val", "loss": 0.5, "count": 2, "note": "x", "flag": True})
+    book.write({"step": 4, "loss": 0.25, "lr": None})
+    book.close()
+    assert sink.written == [({"val/loss": 0.5, "val/count": 2.0}, 3), ({"loss": 0.25}, 4)]
+    assert sink.closed
+
+
 def _need(package: str) -> None:
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed (an extra)")

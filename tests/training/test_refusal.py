@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from tests import ranks
 from tests.training.runs import FORKS, OPTIONS, assert_same_run, poison, records, weights
 from vitreous import checkpoint
 from vitreous.config import TrainConfig
+from vitreous.data import Dataset
 from vitreous.errors import TrainingError
+from vitreous.models.weights import Model
+from vitreous.objectives import Objective
 from vitreous.training import train
 from vitreous.training.log import Log
+from vitreous.training.plan import Plan
 from vitreous.training.state import State
 
 
@@ -48,6 +53,22 @@ def test_rollback_leaves_the_batch_out(data: str, tmp_path: Path, capsys: pytest
     last = load_file(next((tmp_path / "resume" / "step-00000012").glob("*.safetensors")))
     assert {value.item() for name, value in last.items() if name.endswith(".step")} == {10.0}
     assert all(torch.isfinite(value).all() for value in weights(result.folder).values())
+
+
+def test_a_task_follows_the_updates_that_were_made(data: str, tmp_path: Path) -> None:
+    """Such as an average that teaches: after each update, never after a step that was refused."""
+    followed: list[tuple[int, Tensor | None]] = []
+
+    def make(model: Model, plan: Plan, dataset: Dataset) -> Objective:
+        objective = poison(40)(model, plan, dataset)
+        objective.after_update = lambda step, refused: followed.append((step, refused))  # type: ignore[method-assign]
+        return objective
+
+    options = replace(OPTIONS, out=str(tmp_path), epochs=1, on_nan="rollback")
+    train(data, options, make_objective=make)
+    bad = json.loads(next(tmp_path.glob("nonfinite-*.json")).read_text())["step"]
+    assert [step for step, _ in followed] == [*range(bad), *(step for step in range(6) if step != bad)]
+    assert all(refused is None for _, refused in followed)  # a CPU waits: there is no flag to look at
 
 
 def best_of_journal(folder: Path) -> dict[str, Any]:

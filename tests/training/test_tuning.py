@@ -48,6 +48,13 @@ def test_the_last_blocks_learn_with_norm_and_head() -> None:
     assert any(name.startswith("blocks.1.attn") for name in names)
 
 
+def test_last_counts_from_the_end() -> None:
+    for count in (1, 2):
+        names = changed(f"last:{count}", depth=3)
+        learned = {name.split(".")[1] for name in names if name.startswith("blocks.")}
+        assert learned == {str(block) for block in range(3 - count, 3)}
+
+
 def test_lora_changes_the_dense_layers_and_the_head() -> None:
     names = changed("lora")
     dense = {f"blocks.{i}.{layer}.weight" for i in range(2) for layer in tuning.LAYERS}
