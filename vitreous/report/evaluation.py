@@ -132,12 +132,14 @@ def mistakes(classifier: Classifier, split: Split, worst: list[dict[str, Any]]) 
     for row in worst:
         image = seen = None
         try:
-            image = classifier.preprocess.pixels(split.read(row["index"], channels)).copy()
+            prepared = classifier.prepare(split.read(row["index"], channels))
+            image = prepared.pixels.copy()
+            if classifier.model.config.has_attention:
+                batch = classifier.collate([prepared])
+                rollout = inspection.rollout(classifier.model, batch.images, batch.mask)
+                seen = plot.overlay(image, rollout[0].cpu().numpy())
         except (DataError, IndexError):
             pass  # the data has moved since: names are left
-        if image is not None and classifier.model.config.has_attention:
-            batch = classifier.preprocess(image)[None].to(classifier.device)
-            seen = plot.overlay(image, inspection.rollout(classifier.model, batch)[0].cpu().numpy())
         found.append(
             Mistake(
                 truth=_label(row["truth"], classifier.labels),

@@ -12,8 +12,9 @@ from vitreous.data.augment import resolve
 from vitreous.errors import OptionError
 from vitreous.models import architecture, zoo
 from vitreous.models.architecture import Architecture, ViTConfig
+from vitreous.training import recipes
 from vitreous.training.plan import Plan, seconds
-from vitreous.training.recipes import Recipe
+from vitreous.training.recipes import SHORT, Recipe
 
 Value = TypeVar("Value")
 FITS: dict[str, Resize] = {"cover": "cover", "pad": "pad", "stretch": "exact"}
@@ -70,10 +71,13 @@ def choose(
     options: TrainConfig, facts: Facts, pretrained: Pretrained | None = None, recipe: Recipe | None = None
 ) -> Plan:
     """Fill in what the user left open; the architecture too, unless a trained model has it already."""
+    if recipe is None and pretrained is None and _seen_often(facts, options):
+        limit = None if options.time_budget is None else seconds(options.time_budget)
+        recipe = recipes.for_small_images(facts.images, options.batch_size, limit)
     pick = _Chooser(recipe or Recipe())
     epochs, budget = _duration(options, facts, pick)
     if pretrained is None:
-        model = _architecture(options, facts, pick)
+        model = _architecture(options, facts, budget, pick)
         preprocessing = Preprocessing(
             image_size=model.image_size, mean=(0.5,) * facts.channels, std=(0.5,) * facts.channels
         )
@@ -155,7 +159,7 @@ def _learning_rate(
     return pick("lr", options.lr, rate, why)
 
 
-def _architecture(options: TrainConfig, facts: Facts, pick: _Chooser) -> Architecture:
+def _architecture(options: TrainConfig, facts: Facts, budget: float | None, pick: _Chooser) -> Architecture:
     changes: dict[str, Any] = {"num_classes": facts.classes, "in_channels": facts.channels}
     if options.image_size is not None:
         changes["image_size"] = architecture.pair(options.image_size, "image size")
@@ -172,7 +176,9 @@ def _architecture(options: TrainConfig, facts: Facts, pick: _Chooser) -> Archite
         changes["patch_size"] = _patch_size(changes.get("image_size", facts.size), facts, pick)
     if "image_size" not in changes:
         changes["image_size"] = _image_size(facts, changes["patch_size"], pick)
-    width, depth, heads = _size(facts)
+    width, depth, heads = _size(facts, budget)
+    if "drop_path" not in changes and _seen_often(facts, options) and width >= 384:
+        changes["drop_path"] = pick("drop_path", None, 0.2, "a wide model that sees its images often")
     shape = {"width": width, "depth": depth, "heads": heads, "mlp_width": 4 * width}
     pick("model", None, None, f"{facts.images:,} images on a {facts.device}: {depth} layers of width {width}")
     return ViTConfig(**{**shape, "pooling": "gap", "class_token": False, **changes})
@@ -197,13 +203,19 @@ def _image_size(facts: Facts, patch: tuple[int, int], pick: _Chooser) -> tuple[i
     return pick("image_size", None, fitted, f"images of {height}x{width} on a {facts.device}")
 
 
-def _size(facts: Facts) -> tuple[int, int, int]:
+def _seen_often(facts: Facts, options: TrainConfig) -> bool:
+    """Tell whether a GPU will see these images hundreds of times: they are small, and not very many."""
+    small = facts.device == "cuda" and 16 <= min(facts.size) <= 64 and 10_000 <= facts.images < 200_000
+    return small and options.optimizer in (None, "muon")
+
+
+def _size(facts: Facts, budget: float | None) -> tuple[int, int, int]:
     """Return width, depth and heads."""
     if facts.device == "cpu":
         return (64, 4, 4) if facts.images < 20_000 else (96, 6, 4)
-    if facts.images < 20_000:
-        return 192, 9, 6
-    return (256, 9, 8) if facts.images < 200_000 else (384, 12, 6)
+    if facts.images < 20_000 or (budget is not None and budget < SHORT):
+        return 192, 9, 3
+    return (384, 9, 6) if facts.images < 200_000 else (384, 12, 6)
 
 
 def _batch_size(facts: Facts) -> int:

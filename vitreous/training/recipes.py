@@ -44,6 +44,8 @@ TABLE: dict[str, dict[str, Any]] = {
         "layer_decay": 0.75,
     },
 }
+SHORT = 240.0
+"""Seconds below which a GPU is better off with a small model on small images."""
 RATES = {"full": 1e-3, "last": 1e-3, "lora": 2e-3, "head": 6e-3}
 """Learning rates of the modern recipe at batch 256: a fresh head, or factors from zero, move fast."""
 
@@ -87,6 +89,22 @@ def read(source: str) -> Recipe:
     if isinstance(values.get("augment"), dict):
         values["augment"] = Augment(**tuples(values["augment"]))
     return Recipe(source, values, shape, resize)
+
+
+def for_small_images(images: int, batch_size: int | None, seconds: float | None) -> Recipe:
+    """Return the recipe for small images that a GPU sees hundreds of times: Muon, large batches, new views."""
+    batch = batch_size or (2048 if images >= 40_000 else 1024)
+    short = seconds is not None and seconds < SHORT
+    values = {
+        "batch_size": batch,
+        "optimizer": "muon",
+        "lr": (4e-3 if short else 3e-3) * sqrt(batch / 2048),
+        "weight_decay": 0.1,
+        "warmup": 0.05,
+        "ema": 0.998 if short else 0.999,
+        "augment": "small",
+    }
+    return Recipe("for small images on a GPU", values)
 
 
 def for_finetuning(options: FinetuneConfig, images: int, gpu: bool) -> Recipe:
