@@ -224,7 +224,7 @@ def test_nothing_but_broken_files_ends_with_one_line(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"no image " + name.encode())
     split = open_data(tmp_path, carve=False).splits["train"]
     with pytest.raises(DataError, match="unreadable files in a row"):
-        on_device(split, augment="light", batch_size=2)
+        on_device(split, augment=Augment(), batch_size=2)
     fitting, reason = fits(split, SIZE, 10**9, augment=Augment())
     assert not fitting and "vitreous check" in reason
 

@@ -162,6 +162,22 @@ def check_mix_probability(split: Split) -> None:
     assert 0.2 < changed(plain, some).float().mean() < 0.8
 
 
+def check_geometry(split: Split) -> None:
+    plain, varied = both(split, geometry=1.0)
+    assert changed(plain.images, varied.images).float().mean() > 0.9  # nearly all are shifted at least
+    assert torch.equal(plain.targets, varied.targets)
+    _, stronger = both(split, geometry=2.0)
+    assert changed(varied.images, stronger.images).float().mean() > 0.9
+
+
+def check_color(split: Split) -> None:
+    plain, varied = both(split, color=1.0)
+    share = changed(plain.images, varied.images).float().mean()
+    assert 0.4 < share < 1.0  # each change has a probability of its own; some images get none
+    _, weaker = both(split, color=0.2)
+    assert (weaker.images - plain.images).abs().mean() < (varied.images - plain.images).abs().mean()
+
+
 def check_repeats(split: Split) -> None:
     varied = load(split, replace(STILL, crop_scale=(0.2, 0.7), repeats=4))
     numbers, counts = varied.indices.unique(return_counts=True)

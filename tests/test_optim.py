@@ -340,9 +340,9 @@ def test_the_average_takes_its_step_and_a_refusal_from_the_device() -> None:
 def test_rates_on_the_device_are_changed_in_place() -> None:
     ours, theirs = twins()
     optimizers, references = (
-        optim.build(model.named_parameters(), "muon", lr=0.01, layer_decay=0.5) for model in (ours, theirs)
+        optim.build(model.named_parameters(), "muon", lr=0.01, layer_decay=0.5, capturable=capturable)
+        for model, capturable in ((ours, True), (theirs, False))
     )
-    optim.keep_rates_on(torch.device("cpu"), optimizers)
     rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     for step in range(3):
         for model, steppers in ((ours, optimizers), (theirs, references)):

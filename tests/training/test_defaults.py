@@ -86,7 +86,9 @@ def test_hardware_and_data_matter() -> None:
     assert choose(TrainConfig(), replace(CIFAR, bf16=False)).precision == "float32"
     big = choose(TrainConfig(model="ViT-B/16"), replace(CIFAR, device="cpu"))
     assert big.precision == "bf16"
-    assert choose(TrainConfig(), replace(CIFAR, images=2_000_000)).batch_size > on_gpu.batch_size
+    photos = replace(CIFAR, size=(224, 224))
+    many = replace(photos, images=2_000_000)
+    assert choose(TrainConfig(), many).batch_size > choose(TrainConfig(), photos).batch_size
     several = choose(TrainConfig(), replace(CIFAR, multilabel=True))
     assert several.loss == "sigmoid" and several.label_smoothing == 0.0
     assert choose(TrainConfig(optimizer="sgd"), CIFAR).weight_decay == 0.0  # the paper's fine-tuning
@@ -112,13 +114,13 @@ def test_patches_and_sizes_by_the_images(side: int, patch: int, on_cpu: int, on_
 @pytest.mark.parametrize(
     ("images", "device", "shape", "batch", "epochs", "lr", "ema"),
     [
-        *[(249, "cpu", (64, 4, 4), 64, 300, 3e-3, 0.99), (249, "cuda", (192, 9, 6), 64, 300, 5e-4, 0.99)],
-        *[(9_999, "cpu", (64, 4, 4), 64, 8, 3e-3, 0.99), (9_999, "cuda", (192, 9, 6), 64, 300, 5e-4, 0.99)],
+        *[(249, "cpu", (64, 4, 4), 64, 300, 3e-3, 0.99), (249, "cuda", (192, 9, 3), 64, 300, 5e-4, 0.99)],
+        *[(9_999, "cpu", (64, 4, 4), 64, 8, 3e-3, 0.99), (9_999, "cuda", (192, 9, 3), 64, 300, 5e-4, 0.99)],
         (10_000, "cpu", (64, 4, 4), 128, 8, 3e-3, 0.99),
-        (10_000, "cuda", (192, 9, 6), 256, 300, 1e-3, 0.99),
+        (10_000, "cuda", (192, 9, 3), 256, 300, 1e-3, 0.99),
         (20_000, "cpu", (96, 6, 4), 128, 5, 3e-3, 0.99),
-        (20_000, "cuda", (256, 9, 8), 512, 300, 2**0.5 * 1e-3, 0.99),
-        (50_000, "cuda", (256, 9, 8), 512, 200, 2**0.5 * 1e-3, 0.999),
+        (20_000, "cuda", (384, 9, 6), 512, 300, 2**0.5 * 1e-3, 0.99),
+        (50_000, "cuda", (384, 9, 6), 512, 200, 2**0.5 * 1e-3, 0.999),
         (200_000, "cuda", (384, 12, 6), 1024, 50, 2e-3, 0.999),
         (9_000_000, "cuda", (384, 12, 6), 1024, 5, 2e-3, 0.999),
     ],
@@ -127,7 +129,7 @@ def test_sizes_and_lengths_by_the_number_of_images(
     images: int, device: str, shape: tuple[int, ...], batch: int, epochs: int, lr: float, ema: float
 ) -> None:
     """The rules of docs/train.md, at their edges."""
-    plan = choose(TrainConfig(), replace(CIFAR, images=images, device=device))
+    plan = choose(TrainConfig(), replace(CIFAR, images=images, device=device, size=(96, 96)))
     config = vit(plan)
     assert (config.width, config.depth, config.heads) == shape and config.mlp_width == 4 * shape[0]
     assert (plan.batch_size, plan.epochs, plan.ema) == (batch, epochs, ema)
@@ -136,10 +138,37 @@ def test_sizes_and_lengths_by_the_number_of_images(
     assert (plan.weight_decay, plan.label_smoothing) == (0.05, 0.1)
 
 
+@pytest.mark.parametrize(
+    ("images", "budget", "width", "batch", "lr", "ema"),
+    [
+        (47_500, "2m", 192, 2048, 4e-3, 0.998),
+        (47_500, "10m", 384, 2048, 3e-3, 0.999),
+        (47_500, None, 384, 2048, 3e-3, 0.999),
+        (10_000, "10m", 192, 1024, 3e-3 * 0.5**0.5, 0.999),
+    ],
+)
+def test_small_images_that_a_gpu_sees_often(
+    images: int, budget: str | None, width: int, batch: int, lr: float, ema: float
+) -> None:
+    """The recipe of docs/train.md, which gives way to every option, and to an optimizer as a whole."""
+    facts = replace(CIFAR, images=images)
+    plan = choose(TrainConfig(time_budget=budget), facts)
+    assert (vit(plan).width, plan.batch_size, plan.ema) == (width, batch, ema)
+    assert (plan.optimizer, plan.weight_decay, plan.warmup) == ("muon", 0.1, 0.05)
+    assert plan.lr == pytest.approx(lr) and vit(plan).drop_path == (0.2 if width == 384 else 0.0)
+    assert plan.augment == resolve("small", mirror=True, size=(32, 32), channels=3, resize="cover")
+    assert plan.reasons["lr"] == "recipe for small images on a GPU"
+    assert choose(TrainConfig(lr=1e-4, augment="light"), facts).lr == 1e-4
+    assert choose(TrainConfig(optimizer="adamw"), facts).weight_decay == 0.05
+    assert choose(TrainConfig(batch_size=512), facts).lr == pytest.approx(1.5e-3)
+    for other in ({"device": "cpu"}, {"size": (96, 96)}, {"images": 9_999}, {"images": 200_000}):
+        assert choose(TrainConfig(), replace(facts, **other)).optimizer == "adamw"
+
+
 def test_other_choices_by_the_images() -> None:
     assert vit(choose(TrainConfig(), replace(CIFAR, size=(20, 30)))).image_size == (20, 30)
     assert vit(choose(TrainConfig(), replace(CIFAR, size=(20, 32)))).image_size == (20, 20)  # too long
-    for side, device, preset in ((15, "cpu", "mix"), (16, "cpu", "light"), (16, "cuda", "medium")):
+    for side, device, preset in ((15, "cpu", "mix"), (16, "cpu", "light"), (65, "cuda", "medium")):
         plan = choose(TrainConfig(), replace(CIFAR, size=(side, side), device=device))
         assert plan.reasons["augment"].startswith(f"{preset}: ")
         assert plan.augment == resolve(

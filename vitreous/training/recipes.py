@@ -92,7 +92,7 @@ def read(source: str) -> Recipe:
 
 
 def for_small_images(images: int, batch_size: int | None, seconds: float | None) -> Recipe:
-    """Return the recipe for small images that a GPU sees hundreds of times: Muon, large batches, new views."""
+    """Return the recipe for small images that a GPU sees hundreds of times: Muon, large batches."""
     batch = batch_size or (2048 if images >= 40_000 else 1024)
     short = seconds is not None and seconds < SHORT
     values = {
