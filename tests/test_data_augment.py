@@ -115,7 +115,8 @@ def test_none_takes_the_right_size_only() -> None:
 def test_pad_keeps_the_aspect_and_masks_the_rest(size: tuple[int, int]) -> None:
     settings = Preprocessing(image_size=(64, 64), resize="pad", mean=MEAN, std=STD)
     image = picture(5, size)
-    result, mask = evaluation_transform(settings, patch_size=16).with_mask(image)
+    transform = evaluation_transform(settings, patch_size=16)
+    result, mask = transform(image), torch.from_numpy(transform.mask(*transform.fitted(image).shape[:2]))
     scale = min(64 / size[0], 64 / size[1])
     width, height = max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
     patches = torch.zeros(4, 4, dtype=torch.bool)

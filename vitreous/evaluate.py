@@ -51,7 +51,9 @@ def evaluate(source: str, data: str, options: EvaluateConfig) -> dict[str, Any]:
         raise ModelError(f"{source} has no classes: fine-tune it first, or use `vitreous probe`")
     name, split = dataset.part(options.split)
     if dataset.multilabel and (options.corruptions or options.real_labels or options.restrict):
-        raise DataError("--corruptions, --real-labels and --restrict need one label an image: leave them out")
+        raise DataError(
+            "--corruptions, --real-labels and --restrict need one label per image: leave them out"
+        )
     if options.abstain is not None:
         classifier.about = {**classifier.about, "abstain": options.abstain}
     if options.calibrate:

@@ -45,7 +45,9 @@ def probe_data(
     """Judge a classifier's features on a data set: learn on train, choose on val, measure on test."""
     metric = _metric(dataset, metric or options.metric)
     if dataset.multilabel and options.method == "fewshot":
-        raise DataError("few shots a class need one label an image, this data has several: use knn or linear")
+        raise DataError(
+            "few shots per class need one label per image, this data has several: use knn or linear"
+        )
     started = time.perf_counter()
     train, val, test = (_part(classifier, split, options) for split in _splits(dataset, options))
     images = {"train": len(train[0]), "val": len(val[0]), "test": len(test[0])}
@@ -61,7 +63,7 @@ def probe_data(
             found[name] = {**figures, "seconds": time.perf_counter() - started}
     if options.method in ("fewshot", "all"):
         if dataset.multilabel:
-            console.note("fewshot: left out, it needs one label an image")
+            console.note("fewshot: left out, it needs one label per image")
         else:
             started = time.perf_counter()
             draws = {"shots": options.shots, "seeds": options.seeds, "seed": options.seed}
@@ -78,7 +80,7 @@ def _load(source: str, options: ProbeConfig) -> Classifier:
 def _metric(dataset: Dataset, wanted: metrics.Name | None) -> metrics.Name:
     several = dataset.multilabel
     if wanted is not None and several != (wanted == "mean_average_precision"):
-        what = "several labels an image" if several else "one label an image"
+        what = "several labels per image" if several else "one label per image"
         raise DataError(f"{wanted} is no figure for {what}")
     return wanted or ("mean_average_precision" if several else "accuracy")
 

@@ -181,7 +181,7 @@ def test_several_labels_from_training_to_prediction(
     after = evaluate(best, str(pairs), EvaluateConfig(calibrate=True, out=str(tmp_path / "page")))
     assert after["f1"] > before["f1"]
     assert cli.main(["evaluate", best, str(pairs), "--out", str(tmp_path / "page"), "--compare", best]) == 0
-    with pytest.raises(DataError, match="need one label an image"):
+    with pytest.raises(DataError, match="need one label per image"):
         evaluate(best, str(pairs), EvaluateConfig(corruptions=True))
     assert (tmp_path / "page" / "report.html").is_file()
 

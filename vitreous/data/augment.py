@@ -178,11 +178,6 @@ class EvaluationTransform:
         """Return float32 (C, H, W) of the pixels that the model will see."""
         return normalize(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], self.preprocessing)[0]
 
-    def with_mask(self, image: Image.Image | np.ndarray) -> tuple[Tensor, Tensor]:
-        """Return (C, H, W) and the patches that hold some of the image, bool (N,); the others are padding."""
-        fitted = self.fitted(image)
-        return self.normalized(self.padded(fitted)), torch.from_numpy(self.mask(*fitted.shape[:2]))
-
     def pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
         """Return the uint8 pixels that the model will see, (H, W, C); what remains is to normalise them."""
         return self.padded(self.fitted(image))

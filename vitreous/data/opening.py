@@ -22,8 +22,9 @@ def open_data(
     """Open DATA: a folder, CSV, Parquet, tar shards, a local Hugging Face folder, `.npz`, idx files, or a
     name.
 
-    Where the source has neither "val" nor "test", a tenth of each is carved out of its training images;
-    where it has a test split alone, "val" is. `carve=False` leaves the splits as they are.
+    Where the source has neither "val" nor "test", a tenth of its training images becomes each of them; where
+    it has a test split alone, "val". From 25,000 images on it is a twentieth. `carve=False` leaves the splits
+    as they are.
     """
     if str(spec) == "digits":
         return _digits()

@@ -51,6 +51,7 @@ def finetune(
     gpu = parallel.choose_device(options.device).type == "cuda"
     recipe = recipes.for_finetuning(options, images, gpu)
     start = Start(
+        source,
         Pretrained(
             architecture=classifier.model.config,
             preprocessing=classifier.preprocess.preprocessing,

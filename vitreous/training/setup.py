@@ -3,9 +3,7 @@
 import hashlib
 import json
 import os
-import shlex
 import statistics
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from vitreous.data import Dataset, Split, require_readable
 from vitreous.data.images import ArrayImages
 from vitreous.errors import DataError
 from vitreous.models import cost
+from vitreous.options import command as command_line
 from vitreous.training import defaults, folder, recipes
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.plan import Plan
@@ -35,6 +34,8 @@ FREE = {
 class Start:
     """What a run starts from: a trained model fitted to the task, and the recipe for this kind of run."""
 
+    source: str
+    """The checkpoint that it was read from."""
     pretrained: Pretrained
     tensors: Mapping[str, Tensor]
     recipe: Recipe
@@ -69,7 +70,8 @@ def agree_on_plan(
         plan = _choose(dataset, options, world, start)
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
-        command = shlex.join(["vitreous", *sys.argv[1:]])
+        arguments = ("train", (data,)) if start is None else ("finetune", (start.source, data))
+        command = command_line(*arguments, options)
         source = {"command": command, "data": data, "data_root": options.data_root}
         files.write_json(path, {**source, "options": now, "plan": plan.to_json()})
         chosen.append(plan)
