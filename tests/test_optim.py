@@ -386,3 +386,9 @@ def test_wrong_options_are_named() -> None:
         optim.build(Tiny().named_parameters(), "lion", lr=0.1)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="layer decay 1.5"):
         optim.build(Tiny().named_parameters(), lr=0.1, layer_decay=1.5)
+
+
+def test_a_warm_up_between_two_steps_does_not_exceed_the_peak() -> None:
+    """The schedule of a time budget has no whole steps."""
+    rates = [optim.learning_rate(0.1 * i, peak=2.0, steps=100, warmup=10) for i in range(200)]
+    assert max(rates) == 2.0 and rates[:90] == sorted(rates[:90]) and rates[100:] == sorted(rates[100:])[::-1]

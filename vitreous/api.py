@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vitreous.training import Result
 
 REPORT_SECONDS = 6.0
-"""What of a time budget is left for the report."""
+"""What of a time budget is left for the report; of a short one a tenth."""
 
 Text = str | os.PathLike[str]
 """A path, or the name of a data set or model."""
@@ -76,7 +76,7 @@ def train(data: Text = "digits", **options: Any) -> Run:
     from vitreous.training import train as work
 
     config = from_keywords(TrainConfig, options, "train")
-    return _finish(work(os.fspath(data), config, afterwards=REPORT_SECONDS))
+    return _finish(work(os.fspath(data), config, afterwards=_report_seconds(config)))
 
 
 @takes(FinetuneConfig)
@@ -90,7 +90,14 @@ def finetune(checkpoint: Text, data: Text, **options: Any) -> Run | Figures:
     source, name = os.fspath(checkpoint), os.fspath(data)
     if is_suite(name):
         return Figures(suite(source, name, config, after=_write_report))
-    return _finish(work(source, name, config, afterwards=REPORT_SECONDS))
+    return _finish(work(source, name, config, afterwards=_report_seconds(config)))
+
+
+def _report_seconds(config: TrainConfig) -> float:
+    from vitreous.training.plan import seconds
+
+    budget = None if config.time_budget is None else seconds(config.time_budget)
+    return REPORT_SECONDS if budget is None else min(REPORT_SECONDS, 0.1 * budget)
 
 
 def _finish(result: "Result") -> Run:

@@ -68,14 +68,45 @@ def test_a_budget_is_used_and_kept(
     assert evaluations >= 1
 
 
+def test_one_slow_step_changes_neither_schedule_nor_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that compiles takes as long as hundreds: the schedule moves by its time, the pace forgets it."""
+    clock_time = Time(monkeypatch)
+    clock = Clock(clock_time.now, 0.0, 100.0, afterwards=0.0)
+    clock.begin_schedule()
+    clock.begin()
+    for seconds in (*[0.01] * 20, 5.0, *[0.01] * 20):
+        clock_time.now += seconds
+        clock.step()
+    assert clock.share == pytest.approx(5.4 / 98)
+    assert clock.seconds_per_step == pytest.approx(0.01)
+    clock_time.now += 1000.0
+    assert clock.share == 1.0 and clock.late
+
+
+def test_a_budgets_schedule_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_time = Time(monkeypatch)
+    clock = Clock(clock_time.now, 40.0, 100.0, afterwards=0.0)  # 40 s were spent by an earlier start
+    clock_time.now += 8.0  # and 8 s to start again
+    clock.begin_schedule(0.3)
+    assert clock.share == pytest.approx(0.3)
+    clock_time.now += 25.0  # half of what is left
+    assert clock.share == pytest.approx(0.65)
+
+
 def test_a_checkpoint_is_due_by_steps_or_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_time = Time(monkeypatch)
     clock = Clock(clock_time.now, 50.0, None)
-    assert [step for step in range(1, 10) if clock.save_due(step, 4)] == [4, 8]
+    due = []
+    for step in range(1, 10):
+        if clock.save_due(step, 4):
+            due.append(step)
+            clock.saved(step)
+    assert due == [4, 8]
+    assert clock.save_due(16, 4) and clock.save_due(13, 4)  # one that was asked for too late is not left out
     assert not clock.save_due(1, None)
     clock_time.now += 301.0
     assert clock.save_due(1, None) and clock.seconds == 351.0 and not clock.late
-    clock.saved()
+    clock.saved(1)
     assert not clock.save_due(1, None)
 
 

@@ -39,6 +39,7 @@ class Clock:
         self._durations: deque[float] = deque(maxlen=100)  # of the latest steps: the first are slow
         self._mark = self._saved = time.monotonic()
         self._schedule = 0.0
+        self._saved_step = 0
 
     @property
     def seconds(self) -> float:
@@ -91,14 +92,14 @@ class Clock:
         self.evaluation, self._mark = now - self._mark, now
 
     def save_due(self, step: int, every: int | None) -> bool:
-        """Tell whether a checkpoint is due after this step."""
+        """Tell whether a checkpoint is due: five minutes, or a multiple of `every` steps, after the last."""
         if every is not None:
-            return step % every == 0
+            return step // every > self._saved_step // every  # ranks may ask at every eighth step only
         return time.monotonic() - self._saved > SAVE_SECONDS
 
-    def saved(self) -> None:
-        """Note that a checkpoint was just taken."""
-        self._saved = time.monotonic()
+    def saved(self, step: int) -> None:
+        """Note that a checkpoint was just taken after this step."""
+        self._saved, self._saved_step = time.monotonic(), step
 
     def steps_left(self, step: int, evaluations: Callable[[int], int]) -> int:
         """Return how many more steps fit into the budget, at the pace of the latest.

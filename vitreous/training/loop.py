@@ -198,6 +198,7 @@ class Training:
             tests=tested / len(judged.split) if judged else 0.0,
             afterwards=afterwards,
         )
+        self.clock.saved(self.position.step)
         self.best = results.best_score(self)
         if saved is None:
             if plan.time_budget is not None:
@@ -266,8 +267,9 @@ class Training:
                 if ended:
                     break
             self.clock.begin()
-            if self.stop.received and self.world.size == 1:  # the loader's workers were told to end as well
-                self.save()
+            alone = self.world.size == 1
+            if self.stop.received and alone and self.settle(everything=True):
+                self.save()  # the loader's workers were told to end as well
                 self.leave()
 
     def take_step(self, batch: Batch) -> None:
@@ -338,7 +340,7 @@ class Training:
         """Take a checkpoint; it becomes durable in the background."""
         self.position.seconds = self.clock.seconds
         self.checkpoints.save(self.position.step, self.state.tensors(), self.position.to_json())
-        self.clock.saved()
+        self.clock.saved(self.position.step)
 
     def leave(self) -> None:
         """End the process as a signal asked, once the checkpoint is durable."""
