@@ -228,8 +228,8 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
     if "abstain" in document:
         kept = document["abstain"]
-        told = "none" if kept["accuracy"] is None else percent(kept["accuracy"])
-        rows.append((f"accuracy from {kept['threshold']:g} on", f"{told} of {percent(kept['coverage'])}"))
+        share = "none" if kept["accuracy"] is None else percent(kept["accuracy"])
+        rows.append((f"accuracy from {kept['threshold']:g} on", f"{share} of {percent(kept['coverage'])}"))
     if "corruptions" in document:
         rows.append(("error under corruptions", percent(document["corruptions"]["mean_error"])))
     if other := document.get("compare"):

@@ -1,4 +1,4 @@
-"""Tasks: what is learned from a batch, how that is judged, and what it leaves behind; none knows the loop.
+"""Tasks: what is learned from a batch, how that is evaluated, and what it leaves behind; none knows the loop.
 
 A task is a module that holds its model as `model`. A new one is a new file here with a class and a function
 `build(model, plan, dataset)`; the loop, the checkpoints, the card and the report take it as it is.
@@ -54,7 +54,7 @@ class Objective(nn.Module):
         """
 
     def evaluate(self, loader: Loader, inference: Inference) -> Evaluation:
-        """Judge the model on a split; every rank takes part."""
+        """Evaluate the model on a split; every rank takes part."""
         from vitreous.evals.mean_loss import collect
 
         return collect(self, loader, inference)

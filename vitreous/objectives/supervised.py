@@ -135,7 +135,7 @@ class Supervised(Objective):
         return losses.sum(dim=1)
 
     def evaluate(self, loader: Loader, inference: Inference) -> Evaluation:
-        """Judge the model by plain cross entropy: without smoothing, weights or mixing."""
+        """Evaluate the model by plain cross entropy: without smoothing, weights or mixing."""
         self.model.eval()
         batches = inference.batches(loader, self.model)
         collect = multilabel.collect if self.multilabel else answers.collect

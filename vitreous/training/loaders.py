@@ -71,7 +71,7 @@ def on_device(
 
 
 def validation_split(dataset: Dataset) -> str | None:
-    """Return the split that a run is judged by on its way."""
+    """Return the split that a run is evaluated on along the way."""
     return next((name for name in ("val", "test") if name in dataset.splits), None)
 
 

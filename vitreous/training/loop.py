@@ -152,10 +152,9 @@ class Training:
             self.note(f"learning: {tuning.apply(model, plan.tune)}")
         self.objective = make_objective(model, plan, self.dataset)
         self.loader = loaders.training_loader(self.dataset, plan, options, world, views=self.objective.views)
-        judged = loaders.validation_split(self.dataset)
         self.validation = None
-        if judged is not None:
-            self.validation = loaders.evaluation_loader(self.dataset, judged, plan, options, world)
+        if (name := loaders.validation_split(self.dataset)) is not None:
+            self.validation = loaders.evaluation_loader(self.dataset, name, plan, options, world)
         module = parallel.prepare(
             self.objective,
             world,
@@ -190,12 +189,12 @@ class Training:
             self.position = Position.from_json(saved.values)
             self.state.restore(self.checkpoints, saved)
             self.note(f"going on from step {self.position.step:,} of {self.position.steps:,}")
-        tested, judged = len(self.dataset.splits.get("test", ())), self.validation
+        test, validation = len(self.dataset.splits.get("test", ())), self.validation
         self.clock = Clock(
             started,
             self.position.seconds,
             plan.time_budget,
-            tests=tested / len(judged.split) if judged else 0.0,
+            tests=test / len(validation.split) if validation else 0.0,
             afterwards=afterwards,
         )
         self.clock.saved(self.position.step)
@@ -310,7 +309,7 @@ class Training:
         return True
 
     def evaluate(self) -> bool:
-        """Judge the run on its validation images, and seal it where it is the best so far.
+        """Evaluate the run on its validation images, and seal it where it is the best so far.
 
         False: a signal came in between.
         """

@@ -77,7 +77,7 @@ def seal(training: "Training", name: str, results: dict[str, Any]) -> None:
 
 
 def conclude(training: "Training") -> Result:
-    """Seal the last weights, judge the best ones on images that had no part in it, and write it all down."""
+    """Seal the last weights, evaluate the best ones on images that had no part in it, write it all down."""
     run, plan, world, objective = training.folder, training.plan, training.world, training.objective
     seal(training, "last.safetensors", {})
     best = run / "best.safetensors"
