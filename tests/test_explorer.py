@@ -137,7 +137,9 @@ def test_the_map_is_the_models_attention(page: Page, digits: Classifier, files: 
 
     drop(page, files[1])
     page.locator("#head").fill("3")
-    row = attention_maps(digits.model, digits.read(files[1])[None]).detach()[0, -1, 2, 0, 1:]
+    row = attention_maps(digits.model, digits.collate([digits.prepare(files[1])]).images).detach()[
+        0, -1, 2, 0, 1:
+    ]
     best = int(row.argmax())
     place = f"row {best // 4 + 1}, column {best % 4 + 1}: {100 * float(row[best]):.1f} %"
     expect(page.locator("#readout")).to_contain_text(place)

@@ -20,7 +20,7 @@ BASE = TrainConfig(
 )
 # The option, another value, where the plan holds it, and what else it needs to matter.
 CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
-    ("model", "ViT-Ti/16", "architecture.width", {"epochs": 1}),
+    ("model", "ViT-Ti/16", "architecture.width", {"epochs": 1, "image_size": (8,)}),
     ("image_size", (24,), "preprocessing.image_size", {}),
     ("patch_size", (4,), "architecture.patch_size", {}),
     ("drop_path", 0.5, "architecture.drop_path", {}),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -105,10 +106,13 @@ def test_data_without_training_images_is_refused(tmp_path: Path) -> None:
 def test_the_command_and_the_data_are_written_down(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/vitreous", "train", "my data.npz"])
+    """The command is one that does the same, also where Python was the caller."""
+    monkeypatch.setattr(sys, "argv", ["a_notebook.py", "--its", "flags"])
     run(data, tmp_path, epochs=1, data_root=str(tmp_path))
     stored = json.loads((tmp_path / "config.json").read_text())
-    assert stored["command"] == "vitreous train 'my data.npz'"
+    words = shlex.split(stored["command"])
+    assert words[:3] == ["vitreous", "train", data] and words[words.index("--epochs") + 1] == "1"
+    assert "--its" not in words
     assert stored["data"] == data and stored["data_root"] == str(tmp_path)
     assert stored["options"]["epochs"] == 1 and "out" not in stored["options"]
     assert stored["options"]["data"] == open_data(data).fingerprint
