@@ -30,7 +30,7 @@ CURVES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
     ),
     "images_per_second": (
         "Speed",
-        "images a second",
+        "images per second",
         ("images_per_second",),
         "In training; dips are validation, checkpoints or a busy machine.",
     ),

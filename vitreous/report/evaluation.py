@@ -45,6 +45,7 @@ SHARES = {
     "precision",
     "recall",
     "mean_average_precision",
+    "mean_per_class_accuracy",
     "real_accuracy",
 }
 FIRST = ("accuracy", "mean_average_precision", "top5", "loss", "ece", "f1", "count", "real_accuracy")
