@@ -18,7 +18,7 @@ from vitreous.data import Batch, Split, make_loader, open_data
 from vitreous.data.device_augment import BatchAugment
 from vitreous.data.device_boxes import erase_boxes, inside
 from vitreous.data.device_store import Store, fits
-from vitreous.data.draws import noise, uniforms
+from vitreous.data.draws import NOISE, noise, uniforms, words
 from vitreous.errors import DataError
 
 __all__ = ["own_cache"]
@@ -122,7 +122,7 @@ def test_a_panorama_is_squeezed_and_its_crops_are_not(tmp_path: Path) -> None:
     assert apart.mean() < 3  # smoother along its length, but the same part of the picture
 
 
-def test_erased_rectangles_are_the_hosts_filled_with_hashed_noise(array: Split) -> None:
+def test_erased_rectangles_and_their_noise_are_the_hosts(array: Split) -> None:
     augment = Augment(crop_scale=None, flip=0.5, erase=0.6)
     ours, plain = on_device(array, augment=augment), on_device(array, augment=replace(augment, erase=0.0))
     theirs = on_host(array, augment=augment)
@@ -130,8 +130,10 @@ def test_erased_rectangles_are_the_hosts_filled_with_hashed_noise(array: Split) 
         keys = (5, torch.tensor(1), a.indices, torch.zeros_like(a.indices))
         erased = inside(erase_boxes(uniforms(41, *keys, 3), 0.6, 24, 24), 24, 24).expand_as(a.images)
         assert erased.any() and not erased.all()
-        assert torch.equal(a.images, torch.where(erased, noise(a.images.shape[1:], *keys), b.images))
-        torch.testing.assert_close(a.images[~erased], c.images[~erased])
+        assert torch.equal(
+            a.images, torch.where(erased, noise(a.images.shape[1:], words(*keys, NOISE)), b.images)
+        )
+        torch.testing.assert_close(a.images, c.images)
     everything = torch.cat(
         [batch.images.flatten() for batch in on_device(array, augment=replace(augment, erase=1.0))]
     )
@@ -266,18 +268,20 @@ def test_whether_it_fits(array: Split, folder: Split) -> None:
 
 def arguments(split: Split) -> tuple[BatchAugment, tuple[Any, ...]]:
     loader = make_loader(split, pixels="device", augment=EVERYTHING, **OPTIONS)
-    indices, copies = torch.arange(8), torch.zeros(8, dtype=torch.int64)
-    return loader.batch_augment, (loader.store, loader.labels, indices, copies, torch.tensor(1), indices ^ 1)
+    indices = torch.arange(8)
+    drawn = loader.batch_augment.draw(1, indices, torch.zeros_like(indices))
+    return loader.batch_augment, (loader.store, loader.labels, indices, drawn, indices ^ 1)
 
 
 @pytest.mark.parametrize("kind", ["array", "folder"])
 def test_one_graph_serves_every_batch_and_epoch(kind: str, request: pytest.FixtureRequest) -> None:
     """Fully compiled, with no break and never again for other images or another epoch."""
     torch._dynamo.reset()
-    augment, (store, labels, indices, copies, epoch, partner) = arguments(request.getfixturevalue(kind))
+    augment, (store, labels, indices, _, partner) = arguments(request.getfixturevalue(kind))
     compiled = torch.compile(augment, backend="aot_eager", fullgraph=True, dynamic=False)
     for number in range(3):
-        batch = (store, labels, indices + number, copies + number, epoch + number, partner)
+        drawn = augment.draw(number, indices, torch.zeros_like(indices))
+        batch = (store, labels, indices + number, drawn, partner)
         with torch.compiler.set_stance("fail_on_recompile" if number else "default"):
             ours = compiled(*batch)
         for a, b in zip(ours, augment(*batch), strict=True):

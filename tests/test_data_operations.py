@@ -214,7 +214,7 @@ def test_erasing() -> None:
     assert 0.015 < areas.min() and areas.max() < 0.36
     images = torch.full((2, 3, 64, 64), 9.0)
     both = np.array([[3, 4, 10, 20], [0, 0, 0, 0]])
-    result = mix.erase(images, both, np.array([5, 6], np.uint64))
+    result = mix.erase(images, both, torch.tensor([5, 6]))
     assert torch.equal(result[1], torch.full((3, 64, 64), 9.0))
     inside = result[0, :, 3:13, 4:24]
     assert abs(inside.mean()) < 0.2 and 0.8 < inside.std() < 1.2

@@ -15,6 +15,7 @@ from tests.data_images import own_cache, picture
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import make_loader, open_data, variation
 from vitreous.data.augment import preset
+from vitreous.data.draws import words
 
 __all__ = ["own_cache"]
 
@@ -70,7 +71,8 @@ def test_beyond_the_edge_lies_a_mirror() -> None:
 
 def drawn(count: int, augment: Augment) -> Tensor:
     keys = torch.arange(count), torch.zeros(count, dtype=torch.int64)
-    return variation.vary(pictures(1).expand(count, -1, -1, -1).contiguous(), augment, 3, 1, *keys)
+    images = pictures(1).expand(count, -1, -1, -1).contiguous()
+    return variation.vary(images, augment, variation.draw(augment, words(3, 1, *keys)))
 
 
 def test_a_strength_of_zero_changes_nothing_and_another_does() -> None:
@@ -128,7 +130,8 @@ def test_any_number_of_channels() -> None:
     keys = torch.arange(6), torch.zeros(6, dtype=torch.int64)
     for channels in (1, 13):
         part = images[:, :channels]
-        varied = variation.vary(part, replace(PLAIN, geometry=1.0, color=1.0), 0, 0, *keys)
+        augment = replace(PLAIN, geometry=1.0, color=1.0)
+        varied = variation.vary(part, augment, variation.draw(augment, words(0, 0, *keys)))
         assert varied.shape == part.shape and not torch.equal(varied, part)
 
 
@@ -136,7 +139,7 @@ def test_host_and_device_make_the_same_images(tmp_path: Path) -> None:
     images = pictures(40, (16, 16)).permute(0, 2, 3, 1).numpy()
     np.savez(tmp_path / "x.npz", images=images, labels=np.arange(40) % 3)
     split = open_data(tmp_path / "x.npz", carve=False).splits["train"]
-    augment = replace(preset("small"), erase=0.0)
+    augment = preset("small")
     assert augment.geometry == augment.color == 1.0
     options: dict[str, Any] = {
         "preprocessing": Preprocessing(image_size=(16, 16)),

@@ -135,6 +135,11 @@ class Draws:
         seed, epoch, indices, copies = self.keys
         return order.uniforms(count, seed, epoch, indices, copies, purpose)
 
+    @property
+    def hashed(self) -> Tensor:
+        """The words of the images' keys, int64 (B,): what draws on the device go on from."""
+        return torch.from_numpy(np.broadcast_to(order.words(*self.keys), len(self.keys[2])).astype(np.int64))
+
     def boxes(self, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
         """Return the crop of each image, whose size has to be known first."""
         draws = self.uniforms(CROP, ATTEMPTS * 4).reshape(-1, ATTEMPTS, 4)

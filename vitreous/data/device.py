@@ -68,7 +68,6 @@ class DeviceLoader:
         self.batch_augment = BatchAugment(settings, preprocessing, split.classes, seed).to(self.device)
         compiled = self.device.type == "cuda" if compiled is None else compiled
         self._augmented = torch.compile(self.batch_augment, dynamic=False) if compiled else self.batch_augment
-        self._epoch = torch.zeros((), dtype=torch.int64, device=self.device)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -94,12 +93,14 @@ class DeviceLoader:
         batches = [in_views(i, c, self.views) for i, c in zip(indices[:, rows], copies[:, rows], strict=True)]
         plan = self._moved(np.stack([np.stack(column) for column in zip(*batches, strict=True)]))
         others = None if partner is None else self._moved(partner)
-        self._epoch.fill_(epoch)
         for step in range(len(indices)):
-            yield self._batch(plan[0, step], plan[1, step], others, numbers[step])
+            yield self._batch(epoch, plan[:, step], others, numbers[step])
 
-    def _batch(self, indices: Tensor, copies: Tensor, partner: Tensor | None, numbers: Tensor) -> Batch:
-        images, targets = self._augmented(self.store, self.labels, indices, copies, self._epoch, partner)
+    def _batch(self, epoch: int, plan: Tensor, partner: Tensor | None, numbers: Tensor) -> Batch:
+        """Return the batch of the images and copies in `plan`, (2, R)."""
+        indices, copies = plan.unbind()
+        drawn = self.batch_augment.draw(epoch, indices, copies)
+        images, targets = self._augmented(self.store, self.labels, indices, drawn, partner)
         mask = None if self.store.masks is None else self.store.masks[indices[: len(numbers) * self.views]]
         return Batch(images, targets[: len(numbers)], numbers, mask, self.views)
 

@@ -1,5 +1,5 @@
 """All of a training batch's augmentation as one function of device tensors, for `torch.compile` or a CUDA
-graph.
+graph; the words that it draws from are made before.
 
 Its shapes are known beforehand and nothing in it waits for the device. Images and targets are those that
 `pipeline` and `loader` make on the host, up to the rounding of resampled pixels.
@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.config import Augment, Preprocessing
-from vitreous.data import device_boxes
+from vitreous.data import device_boxes, variation
 from vitreous.data.augment import ATTEMPTS, CROP, ERASE, FLIP, MIX, OPERATE
 from vitreous.data.device_operations import operate, strengths
 from vitreous.data.device_store import Store
-from vitreous.data.draws import noise, uniforms
+from vitreous.data.draws import COLOR, GEOMETRY, NOISE, as_uniforms, as_uniforms32, noise, words
 from vitreous.data.mix import ERASE_DRAWS, MIX_DRAWS
 from vitreous.data.operations import draws_needed
 from vitreous.data.resample import weights
-from vitreous.data.variation import vary
 
 WORKSPACE = 1 << 28
 """Bytes of float32 pixels that a crop works on at a time."""
@@ -29,6 +28,8 @@ WORKSPACE = 1 << 28
 class BatchAugment(nn.Module):
     """Turns stored pixels into an augmented batch; holds settings and constants, never a random state."""
 
+    purposes: Tensor
+    numbers: Tensor
     scale: Tensor
     shift: Tensor
     strengths: Tensor
@@ -40,66 +41,77 @@ class BatchAugment(nn.Module):
         super().__init__()
         self.augment, self.preprocessing, self.classes, self.seed = augment, preprocessing, classes, seed
         mean, std = (torch.tensor(x, dtype=torch.float64) for x in (preprocessing.mean, preprocessing.std))
+        self.counts = draw_counts(augment)
+        pairs = [(purpose, number) for purpose, count in self.counts.items() for number in range(count)]
+        self.register_buffer("purposes", torch.tensor([purpose for purpose, _ in pairs]))
+        self.register_buffer("numbers", torch.tensor([number for _, number in pairs]))
         self.register_buffer("scale", (1 / (255 * std)).float()[:, None, None])
         self.register_buffer("shift", (mean / std).float()[:, None, None])
         self.register_buffer("strengths", strengths(augment.randaugment[1]))
         self.register_buffer("mixup", device_boxes.beta_table(augment.mixup))
         self.register_buffer("cutmix", device_boxes.beta_table(augment.cutmix))
 
+    def draw(self, epoch: int, indices: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the words that all draws are made of, int64 (…, D), and those of the images' noise, (…).
+
+        Not compiled: hashes of hashes that are inlined into every kernel take minutes to compile.
+        """
+        hashed = words(self.seed, epoch, indices, copies)
+        return words(self.purposes, self.numbers, after=hashed[..., None]), words(NOISE, after=hashed)
+
     def forward(
         self,
         store: Store,
         labels: Tensor,
         indices: Tensor,
-        copies: Tensor,
-        epoch: Tensor,
+        drawn: tuple[Tensor, Tensor],
         partner: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return images float32 (B, C, H, W) and targets, int64 (B,) or float32 (B, K).
 
-        `labels` are the split's, (N,) or (N, K). `indices` and `copies` are (R,), `epoch` is 0-dimensional,
+        `labels` are the split's, (N,) or (N, K). `indices` are (R,), `drawn` what `draw` returned for them,
         `partner` (B,) says with which row each image is mixed; None: with none.
         """
-        keys = (self.seed, epoch, indices, copies)
-        images = self._pixels(store, indices, keys)
-        if draws_needed(self.augment):
-            draws = uniforms(draws_needed(self.augment), *keys, OPERATE)
-            images = operate(images, self.augment, draws, self.strengths)
-        images = vary(images, self.augment, self.seed, epoch, indices, copies)
+        draws = dict(zip(self.counts, drawn[0].split(list(self.counts.values()), dim=1), strict=True))
+        images = self._pixels(store, indices, draws)
+        if OPERATE in draws:
+            images = operate(images, self.augment, as_uniforms(draws[OPERATE]), self.strengths)
+        images = variation.vary(
+            images,
+            self.augment,
+            {each: as_uniforms32(draws[each]) for each in (GEOMETRY, COLOR) if each in draws},
+        )
         pixels = images * self.scale - self.shift
-        if self.augment.erase > 0:
-            pixels = self._erased(pixels, keys)
+        if ERASE in draws:
+            size = self.preprocessing.image_size
+            boxes = device_boxes.erase_boxes(as_uniforms(draws[ERASE]), self.augment.erase, *size)
+            hidden = noise((self.preprocessing.channels, *size), drawn[1])
+            pixels = torch.where(device_boxes.inside(boxes, *size), hidden, pixels)
         targets = labels[indices]
-        return (pixels, targets) if partner is None else self._mixed(pixels, targets, partner, keys)
+        if partner is None:
+            return pixels, targets
+        return self._mixed(pixels, targets, partner, as_uniforms(draws[MIX][: len(partner)]))
 
-    def _pixels(self, store: Store, indices: Tensor, keys: tuple[int | Tensor, ...]) -> Tensor:
+    def _pixels(self, store: Store, indices: Tensor, draws: dict[int, Tensor]) -> Tensor:
         """Return uint8 (R, C, H, W): the stored pixels, cropped where that is set, and mirrored."""
-        flip = uniforms(1, *keys, FLIP)[:, 0] < self.augment.flip
-        if self.augment.crop_scale is None:
+        flip = as_uniforms(draws[FLIP])[:, 0] < self.augment.flip
+        if CROP not in draws:
             images = store.pixels[indices]
             return torch.where(flip[:, None, None, None], images.flip(3), images)
         heights, widths = store.sizes[indices].unbind(1)
-        draws = uniforms(ATTEMPTS * 4, *keys, CROP).unflatten(1, (ATTEMPTS, 4))
-        boxes = store.placed(device_boxes.crop_boxes(heights, widths, self.augment, draws), indices)
+        attempts = as_uniforms(draws[CROP]).unflatten(1, (ATTEMPTS, 4))
+        boxes = device_boxes.crop_boxes(heights, widths, self.augment, attempts)
+        boxes = store.placed(boxes, indices)
         each = self.preprocessing.channels * store.canvas[0] * store.canvas[1] * 4
         parts = zip(*(x.split(max(1, WORKSPACE // each)) for x in (indices, boxes, flip)), strict=True)
         size, interpolation = self.preprocessing.image_size, self.preprocessing.interpolation
         return torch.cat([crop_resize(store.gather(i), b, f, size, interpolation) for i, b, f in parts])
 
-    def _erased(self, pixels: Tensor, keys: tuple[int | Tensor, ...]) -> Tensor:
-        boxes = device_boxes.erase_boxes(
-            uniforms(ERASE_DRAWS, *keys, ERASE), self.augment.erase, *pixels.shape[2:]
-        )
-        return torch.where(
-            device_boxes.inside(boxes, *pixels.shape[2:]), noise(pixels.shape[1:], *keys), pixels
-        )
-
     def _mixed(
-        self, pixels: Tensor, targets: Tensor, partner: Tensor, keys: tuple[int | Tensor, ...]
+        self, pixels: Tensor, targets: Tensor, partner: Tensor, draws: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Mix the rank's own images with their partners: a share of both, or a rectangle of the other."""
         count, (height, width) = len(partner), pixels.shape[2:]
-        draws = uniforms(MIX_DRAWS, *keys, MIX)[:count]
         own, boxes = device_boxes.mix_shares(self.augment, draws, height, width, self.mixup, self.cutmix)
         blend = torch.where(boxes[:, 2] * boxes[:, 3] > 0, 1.0, own).float()[:, None, None, None]
         ours, theirs = pixels[:count], pixels[partner]
@@ -113,6 +125,20 @@ class BatchAugment(nn.Module):
         if targets.ndim == 2:
             return targets
         return (targets[:, None] == torch.arange(self.classes, device=targets.device)).float()
+
+
+def draw_counts(augment: Augment) -> dict[int, int]:
+    """Return how many draws an image needs, by what they are for."""
+    needed = {
+        FLIP: 1,
+        CROP: 0 if augment.crop_scale is None else ATTEMPTS * 4,
+        OPERATE: draws_needed(augment),
+        GEOMETRY: variation.GEOMETRY_DRAWS if augment.geometry > 0 else 0,
+        COLOR: variation.COLOR_DRAWS if augment.color > 0 else 0,
+        ERASE: ERASE_DRAWS if augment.erase > 0 else 0,
+        MIX: MIX_DRAWS if augment.mixup > 0 or augment.cutmix > 0 else 0,
+    }
+    return {purpose: count for purpose, count in needed.items() if count}
 
 
 def crop_resize(

@@ -35,56 +35,69 @@ def _scramble(x: Tensor) -> Tensor:
     return x ^ _shifted(x, 31)
 
 
-def words(*keys: int | Tensor) -> Tensor:
+def words(*keys: int | Tensor, after: Tensor | None = None) -> Tensor:
     """Hash broadcast integer keys to 64-bit words, the bits of `order.words` in an int64.
 
-    One key at least must be a tensor: it says on which device the words are made.
+    `after`: the words of the keys that come before these, where they were hashed already. One of all must be
+    a tensor: it says on which device the words are made.
     """
-    device = next(key.device for key in keys if isinstance(key, Tensor))
-    state = torch.zeros((), dtype=torch.int64, device=device)
+    state = torch.zeros((), dtype=torch.int64, device=_device(keys)) if after is None else after
     for key in keys:
         state = _scramble(state * 3 + key + GOLDEN)
     return state
 
 
-def uniforms(count: int, *keys: int | Tensor) -> Tensor:
+def _device(keys: tuple[int | Tensor, ...]) -> torch.device:
+    return next(key.device for key in keys if isinstance(key, Tensor))
+
+
+def uniforms(count: int, *keys: int | Tensor, after: Tensor | None = None) -> Tensor:
     """Return float64 (…, count) draws in [0, 1), equal to those of `order.uniforms`."""
-    return _shifted(_numbered(count, keys), 11).double() * 2.0**-53
+    return as_uniforms(_numbered(count, keys, after))
 
 
-def uniforms32(count: int, *keys: int | Tensor) -> Tensor:
-    """Return the same draws as float32: their first 24 bits, so at most 2**-24 lower and never 1.
+def uniforms32(count: int, *keys: int | Tensor, after: Tensor | None = None) -> Tensor:
+    """Return the same draws as float32: see `as_uniforms32`."""
+    return as_uniforms32(_numbered(count, keys, after))
 
-    Enough for a strength or a probability; a box is drawn with `uniforms`, so that it is the host's box.
+
+def as_uniforms(words: Tensor) -> Tensor:
+    """Return the float64 draws in [0, 1) that words stand for."""
+    return _shifted(words, 11).double() * 2.0**-53
+
+
+def as_uniforms32(words: Tensor) -> Tensor:
+    """Return their first 24 bits as float32: at most 2**-24 lower than `as_uniforms`, and never 1.
+
+    Enough for a strength or a probability; a box is drawn in float64, so that it is the host's box.
     """
-    return _shifted(_numbered(count, keys), 40).float() * 2.0**-24
+    return _shifted(words, 40).float() * 2.0**-24
 
 
-def normals(*keys: int | Tensor) -> Tensor:
+def normals(*keys: int | Tensor, after: Tensor | None = None) -> Tensor:
     """Return one float32 draw of the normal distribution per broadcast key, by Box and Muller's formula.
 
     Both uniform numbers of the formula come from one word: its upper 24 bits give the radius (5.8 deviations
     at most), its lower 24 the angle.
     """
-    word = words(*keys)
+    word = words(*keys, after=after)
     radius = (_shifted(word, 40) + 1).float() * 2.0**-24  # in (0, 1]: the logarithm exists
     angle = (word & 0xFFFFFF).float() * (2 * math.pi * 2.0**-24)
     return (-2.0 * radius.log()).sqrt() * angle.cos()
 
 
-def noise(shape: tuple[int, ...] | torch.Size, *keys: int | Tensor) -> Tensor:
-    """Return normal noise float32 (B, *shape) for images that `keys` (seed, epoch, indices, copies) name.
+def noise(shape: tuple[int, ...] | torch.Size, after: Tensor) -> Tensor:
+    """Return normal noise float32 (B, *shape), where `after` are the words of each image's keys and NOISE.
 
     It is a function of the position in the image, so any part of it can be drawn alone.
     """
-    device = next(key.device for key in keys if isinstance(key, Tensor))
-    columns = [key[:, None] if isinstance(key, Tensor) and key.ndim else key for key in keys]
-    positions = torch.arange(torch.Size(shape).numel(), device=device)
-    return normals(*columns, NOISE, positions).unflatten(1, shape)
+    positions = torch.arange(torch.Size(shape).numel(), device=after.device)
+    return normals(positions, after=after[:, None]).unflatten(1, shape)
 
 
-def _numbered(count: int, keys: tuple[int | Tensor, ...]) -> Tensor:
+def _numbered(count: int, keys: tuple[int | Tensor, ...], after: Tensor | None) -> Tensor:
     """Return (…, count) words: each key's own, folded with the numbers from 0 on."""
     columns = [key[..., None] if isinstance(key, Tensor) else key for key in keys]
-    device = next(key.device for key in keys if isinstance(key, Tensor))
-    return words(*columns, torch.arange(count, device=device))
+    before = None if after is None else after[..., None]
+    numbers = torch.arange(count, device=_device(keys) if after is None else after.device)
+    return words(*columns, numbers, after=before)

@@ -16,15 +16,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from vitreous.config import Augment, Preprocessing
-from vitreous.data import mix, operations
+from vitreous.data import mix, operations, variation
 from vitreous.data.augment import ERASE, MIX, Draws, normalize
 from vitreous.data.bad import refusal
 from vitreous.data.batch import Batch
-from vitreous.data.order import order_of, words
+from vitreous.data.order import order_of
 from vitreous.data.pipeline import Pipeline, Raw, in_views
 from vitreous.data.pixels import Pixels, open_cache
 from vitreous.data.split import Split
-from vitreous.data.variation import vary
 from vitreous.errors import DataError
 
 SMALL_BATCH = 1 << 22
@@ -204,8 +203,8 @@ class HostLoader:
         draws = Draws(self.augment, self.seed, epoch, *in_views(raw.indices, raw.copies, self.views))
         if self.on_device and draws.operate.shape[1]:
             images = operations.apply_batch(images, operations.choose(self.augment, draws.operate))
-        keys = (torch.from_numpy(key).to(self.device, non_blocking=True) for key in draws.keys[2:])
-        images = vary(images, self.augment, self.seed, epoch, *keys)
+        hashed = draws.hashed.to(self.device, non_blocking=True)
+        images = variation.vary(images, self.augment, variation.draw(self.augment, hashed))
         pixels = normalize(images, self.preprocessing)
         if self.augment.erase > 0:
             pixels = self._erased(pixels, draws)
@@ -217,7 +216,7 @@ class HostLoader:
         assert self.augment is not None
         chances = draws.uniforms(ERASE, mix.ERASE_DRAWS)
         boxes = mix.erase_boxes(chances, self.augment.erase, *self.preprocessing.image_size)
-        return mix.erase(pixels, boxes, words(*draws.keys, ERASE))
+        return mix.erase(pixels, boxes, draws.hashed)
 
     def _mixed(
         self, pixels: Tensor, targets: Tensor, draws: Draws, partner: np.ndarray

@@ -9,6 +9,7 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from vitreous.config import Augment
+from vitreous.data.draws import NOISE, normals
 
 ERASE_DRAWS = 1 + 10 * 4
 MIX_DRAWS = 5
@@ -39,14 +40,15 @@ def erase_boxes(draws: np.ndarray, probability: float, height: int, width: int) 
     return boxes
 
 
-def erase(images: Tensor, boxes: np.ndarray, seeds: np.ndarray) -> Tensor:
-    """Replace each image's rectangle with noise of its own seed, in place; noise suits normalised pixels."""
+def erase(images: Tensor, boxes: np.ndarray, hashed: Tensor) -> Tensor:
+    """Replace each image's rectangle, in place, with its part of the noise that belongs to the whole image,
+    whose keys' words are `hashed`; noise suits normalised pixels."""
+    places = torch.arange(images[0].numel()).view(images.shape[1:])
     for i in np.flatnonzero(boxes[:, 2]):
         top, left, height, width = (int(v) for v in boxes[i])
-        noise = torch.randn(
-            (images.shape[1], height, width), generator=torch.Generator().manual_seed(int(seeds[i]) >> 1)
-        )
-        images[i, :, top : top + height, left : left + width] = noise.to(images.device)
+        rectangle = (slice(None), slice(top, top + height), slice(left, left + width))
+        drawn = normals(NOISE, places[rectangle], after=hashed[i])
+        images[i][rectangle] = drawn.to(images.device)
     return images
 
 

@@ -7,6 +7,7 @@ B batch, C channels, H and W the size. Images are uint8 (B, C, H, W).
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -23,18 +24,29 @@ TURNED, SHEARED, SCALED = 0.4, 0.25, 0.5
 BRIGHTNESS, CONTRAST, SATURATION = 0.4, 0.4, 0.4
 ADJUSTED = 0.4
 """Probability of each of the three."""
+GEOMETRY_DRAWS, COLOR_DRAWS = 8, 12
 SOLARIZED, POSTERIZED, STRETCHED, INVERTED = 0.05, 0.05, 0.1, 0.04
 
 
-def vary(
-    images: Tensor, augment: Augment, seed: int, epoch: int | Tensor, indices: Tensor, copies: Tensor
-) -> Tensor:
-    """Apply `Augment.geometry` and `Augment.color` to a batch; strengths of 0 leave it as it is."""
-    keys = (seed, epoch, indices, copies)
+def draw(augment: Augment, after: Tensor) -> dict[int, Tensor]:
+    """Return the draws for images whose keys have these words, float32 (B, count), by what they are for.
+
+    Nothing is drawn where a strength is 0.
+    """
+    drawn = {}
     if augment.geometry > 0:
-        images = _moved(images, _maps(uniforms32(8, *keys, GEOMETRY), augment.geometry, *images.shape[2:]))
+        drawn[GEOMETRY] = uniforms32(GEOMETRY_DRAWS, GEOMETRY, after=after)
     if augment.color > 0:
-        images = _colored(images, uniforms32(12, *keys, COLOR), augment.color)
+        drawn[COLOR] = uniforms32(COLOR_DRAWS, COLOR, after=after)
+    return drawn
+
+
+def vary(images: Tensor, augment: Augment, drawn: Mapping[int, Tensor]) -> Tensor:
+    """Apply `Augment.geometry` and `Augment.color` to a batch; strengths of 0 leave it as it is."""
+    if GEOMETRY in drawn:
+        images = _moved(images, _maps(drawn[GEOMETRY], augment.geometry, *images.shape[2:]))
+    if COLOR in drawn:
+        images = _colored(images, drawn[COLOR], augment.color)
     return images
 
 
