@@ -5,6 +5,7 @@ Options are the fields of the dataclasses in `vitreous.config`. Torch is importe
 
 import errno
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
@@ -73,15 +74,17 @@ class Predictions(list["Prediction | Failure"]):
 @takes(TrainConfig)
 def train(data: Text = "digits", **options: Any) -> Run:
     """Train a classifier on the data, write its run folder and report, and return its figures."""
+    started = time.monotonic()  # before torch is imported: a time budget is the user's, not ours
     from vitreous.training import train as work
 
     config = from_keywords(TrainConfig, options, "train")
-    return _finish(work(os.fspath(data), config, afterwards=_report_seconds(config)))
+    return _finish(work(os.fspath(data), config, afterwards=_report_seconds(config), started=started))
 
 
 @takes(FinetuneConfig)
 def finetune(checkpoint: Text, data: Text, **options: Any) -> Run | Figures:
     """Fit a trained model to other data as `train` does; on a suite of data sets, return a row for each."""
+    started = time.monotonic()
     from vitreous.evals.suite import is_suite
     from vitreous.training import finetune as work
     from vitreous.training import suite
@@ -90,7 +93,7 @@ def finetune(checkpoint: Text, data: Text, **options: Any) -> Run | Figures:
     source, name = os.fspath(checkpoint), os.fspath(data)
     if is_suite(name):
         return Figures(suite(source, name, config, after=_write_report))
-    return _finish(work(source, name, config, afterwards=_report_seconds(config)))
+    return _finish(work(source, name, config, afterwards=_report_seconds(config), started=started))
 
 
 def _report_seconds(config: TrainConfig) -> float:

@@ -1,4 +1,4 @@
-"""Writing files so that a crash never leaves half of one: whole and durable, or not there at all."""
+"""Where files of ours lie, and how they are written: whole and durable, or not there at all."""
 
 import errno
 import json
@@ -9,6 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError
+
+
+def cache_root() -> Path:
+    """Return the folder of what can be made again, never inside the user's data.
+
+    It is $VITREOUS_CACHE, else $XDG_CACHE_HOME/vitreous, else ~/.cache/vitreous.
+    """
+    own = os.environ.get("VITREOUS_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitreous"
 
 
 @contextmanager

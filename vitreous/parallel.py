@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitreous import config
 from vitreous.errors import OptionError, TrainingError, VitreousError
+from vitreous.files import cache_root
 
 Value = TypeVar("Value")
 _BLOCK = re.compile(r"(^|\.)blocks\.\d+$")
@@ -56,6 +57,7 @@ def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) ->
     """
     # cuDNN's attention returned NaN gradients of finite inputs (bf16, torch 2.11, H200): flash does not.
     torch.backends.cuda.enable_cudnn_sdp(False)
+    _keep_compiled_code()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
         yield World(device=choose_device(device))
         return
@@ -76,6 +78,29 @@ def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) ->
             f"rank {dist.get_rank()} lost another rank ({str(error).splitlines()[0][-160:]}): run the same "
             f"command again, or let torchrun do it with --max-restarts; it goes on from the last checkpoint"
         ) from error
+
+
+def _keep_compiled_code() -> None:
+    """Let torch.compile keep its results in the user's cache, unless told where: a second start is quick."""
+    folder = cache_root() / "compiled"
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return  # torch has a folder of its own for temporary files
+    if os.access(folder, os.W_OK):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Let modules run as they are written: a few images are evaluated before a compiler has read the code."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 def _lost_rank(error: RuntimeError) -> bool:

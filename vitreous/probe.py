@@ -9,11 +9,11 @@ import numpy as np
 from vitreous import console
 from vitreous.config import ProbeConfig
 from vitreous.data import Dataset, Split, limit_training, open_data
-from vitreous.data.store import cache_root
 from vitreous.errors import DataError
 from vitreous.evals import features, fewshot, knn, linear, metrics
 from vitreous.evals import suite as suites
 from vitreous.evals.features import Part
+from vitreous.files import cache_root
 from vitreous.models.architecture import pair
 from vitreous.predict import Classifier, load
 

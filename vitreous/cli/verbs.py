@@ -145,11 +145,16 @@ def _show_run(run: api.Run) -> None:
                     ]
                 )
     rows.append(["best at step", f"{run.step:,} of {run.steps:,}"])
-    rows.append(["time", console.duration(run.seconds)])
+    start = run.get("start_seconds")
+    until = f", {console.duration(start)} of it before the first step" if start else ""
+    rows.append(["time", console.duration(run.seconds) + until])
     if run.get("images_per_second"):
         rows.append(["images/s", f"{run.images_per_second:,.0f}"])
     if run.get("mfu") is not None:
         rows.append(["MFU (of the measured matrix rate)", f"{run.mfu:.1%}"])
+    if run.get("bottleneck") == "loader":
+        advice = "more --workers, or smaller files, would help"
+        rows.append(["waited for data", f"{run.waited_for_data:.0%} of the steps' time: {advice}"])
     rows.append(["peak memory", console.size(run.peak_memory_bytes)])
     rows.append(["model", str(run.folder / "best.safetensors")])
     console.table(["result", "value"], rows)

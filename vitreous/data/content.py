@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from vitreous.data.images import ArrayImages, EncodedImages, Images
-from vitreous.data.store import cache_root, load_arrays, write_whole
+from vitreous.data.store import load_arrays, write_whole
 from vitreous.errors import DataError
+from vitreous.files import cache_root
 
 SIZE = 16
 REMEMBER_FROM = 256

@@ -16,7 +16,7 @@ from vitreous.data.images import ArrayImages, to_image, to_pixels
 from vitreous.data.order import words
 from vitreous.data.resample import crop_resize
 from vitreous.data.split import Split
-from vitreous.data.store import cache_root
+from vitreous.files import cache_root
 
 
 def storage_size(image_size: tuple[int, int]) -> int:

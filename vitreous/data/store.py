@@ -1,10 +1,5 @@
-"""Where vitreous keeps what it can make again (hashes, indexes, decoded images), and how a file is written
-there whole.
+"""How files of the cache (hashes, indexes, decoded images) are written whole, and read where sound."""
 
-Never inside the user's data.
-"""
-
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -13,14 +8,6 @@ import numpy as np
 
 from vitreous import files
 from vitreous.errors import DataError, VitreousError
-
-
-def cache_root() -> Path:
-    """Return the cache folder: $VITREOUS_CACHE, else $XDG_CACHE_HOME/vitreous, else ~/.cache/vitreous."""
-    own = os.environ.get("VITREOUS_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitreous"
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> bool:

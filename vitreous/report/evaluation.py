@@ -35,12 +35,16 @@ NAMES = {
     "step": "best at step",
     "seconds": "time",
     "mfu": "MFU",
+    "start_seconds": "of it before the first step",
+    "waited_for_data": "of the steps' time, waiting for data",
+    "bottleneck": "what sets the pace",
 }
 SHARES = {
     "accuracy",
     "top5",
     "ece",
     "mfu",
+    "waited_for_data",
     "f1",
     "precision",
     "recall",
@@ -169,7 +173,7 @@ def figure(name: str, value: float | str) -> str:
         return value
     if name in SHARES:
         return f"{value:.2%}"
-    if name == "seconds":
+    if name in ("seconds", "start_seconds"):
         minutes, seconds = divmod(round(value), 60)
         return f"{minutes} min {seconds} s" if minutes else f"{value:.1f} s"
     if name.endswith("_bytes"):

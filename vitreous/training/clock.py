@@ -3,9 +3,12 @@
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from vitreous.training.state import Position
+
+Value = TypeVar("Value")
 
 SAVE_SECONDS = 300.0
 MARGIN = 0.98
@@ -36,6 +39,10 @@ class Clock:
         self.tests, self.afterwards = tests, afterwards
         self.evaluation = 0.0
         """Seconds of the latest evaluation."""
+        self.start: float | None = None
+        """Seconds from the start of this process's part until the first step was done."""
+        self.waited = 0.0
+        """Seconds that the loop has waited for batches."""
         self._durations: deque[float] = deque(maxlen=100)  # of the latest steps: the first are slow
         self._mark = self._saved = time.monotonic()
         self._schedule = 0.0
@@ -85,6 +92,22 @@ class Clock:
         now = time.monotonic()
         self._durations.append(now - self._mark)
         self._mark = now
+
+    def waiting(self, batches: Iterable[Value]) -> Iterator[Value]:
+        """Pass batches on, and measure how long they are waited for."""
+        source = iter(batches)
+        while True:
+            asked = time.monotonic()
+            batch = next(source, None)
+            self.waited += time.monotonic() - asked
+            if batch is None:
+                return
+            yield batch
+
+    def arrived(self) -> None:
+        """Note that a step's outcome is here: with the first, the start is over."""
+        if self.start is None:
+            self.start, self.waited = time.monotonic() - self.started, 0.0
 
     def evaluated(self) -> None:
         """End an evaluation, and begin a step."""

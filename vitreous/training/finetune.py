@@ -4,6 +4,7 @@ The paper's procedure (section 3.2): the head is removed for a D x K layer of ze
 often at a higher resolution with positions interpolated in 2D.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,10 @@ def finetune(
     dataset: Dataset | None = None,
     *,
     afterwards: float = 0.5,
+    started: float | None = None,
 ) -> Result:
     """Fit the model at `source` to the data, or go on with a run that was stopped."""
+    started = time.monotonic() if started is None else started
     tuning.parse(options.tune)  # before anything is read or written
     if options.model is not None:
         raise OptionError(
@@ -65,7 +68,7 @@ def finetune(
             console.note(f"recipe: {recipe.source} ({recipe.reason})")
         for line in changes:
             console.note(f"  {line}")
-    return train(data, options, dataset=dataset, start=start, afterwards=afterwards)
+    return train(data, options, dataset=dataset, start=start, afterwards=afterwards, started=started)
 
 
 def suite(source: str, data: str, options: FinetuneConfig, after: Callable[[Result], None]) -> dict[str, Any]:

@@ -57,8 +57,13 @@ class Log:
     @property
     def images_per_second(self) -> float | None:
         """Over the whole run: images over time, evaluations and checkpoints left out."""
-        seconds = sum(each for _, each in self.speeds)
+        seconds = self.seconds
         return sum(images for images, _ in self.speeds) / seconds if seconds else None
+
+    @property
+    def seconds(self) -> float:
+        """Of this process's steps, evaluations and checkpoints left out."""
+        return sum(each for _, each in self.speeds)
 
     def step(self, step: int, figures: Mapping[str, float], *, steps: int, lr: float) -> None:
         """Take in the outcome of a step, the `step`th of `steps`; write a record where one is due.

@@ -49,14 +49,15 @@ def train(
     start: Start | None = None,
     dataset: Dataset | None = None,
     afterwards: float = 0.5,
+    started: float | None = None,
 ) -> Result:
     """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
 
     Without a `start` the model is fresh; with one it is trained already, and all or part of it learns on.
     `dataset` is what `data` names, where it is open already. `afterwards`: seconds of a time budget that the
-    caller needs when this has returned.
+    caller needs when this has returned; `started`: when it began, by `time.monotonic`, if not now.
     """
-    started = time.monotonic()
+    started = time.monotonic() if started is None else started
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
         world = stack.enter_context(parallel.join(options.device))
@@ -299,6 +300,7 @@ class Training:
         while self.flights and (everything or len(self.flights) > self.lag):
             flight = self.flights.popleft()
             figures = flight.outcome.read() if flight.outcome else {}
+            self.clock.arrived()
             if figures.get("refused"):
                 self.flights.clear()  # all that followed were refused as well
                 self.position = refusal.go_back(self, flight, figures)
@@ -322,7 +324,7 @@ class Training:
             stopped=lambda: self.stop.received,
         )
         try:
-            with self.state.averaged():
+            with self.state.averaged(), parallel.uncompiled():
                 figures = dict(self.objective.evaluate(self.validation, inference).figures)
         except Interrupted:
             return False
@@ -351,7 +353,7 @@ class Training:
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """Yield an epoch's batches; that a signal which asks us to stop also ends the workers is no error."""
         try:
-            yield from self.loader.epoch(epoch, start=first)
+            yield from self.clock.waiting(self.loader.epoch(epoch, start=first))
         except DataError:
             if not self.stop.received or self.world.size > 1:
                 raise

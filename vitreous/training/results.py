@@ -94,7 +94,8 @@ def conclude(training: "Training") -> Result:
         inference = Inference(
             world=world, precision=plan.precision, micro_batch=training.step.gradients.micro_batch
         )
-        evaluation = objective.evaluate(loader, inference)
+        with parallel.uncompiled():
+            evaluation = objective.evaluate(loader, inference)
         document |= {"split": split, **evaluation.document()}
         for row in document.get("worst", []):
             row["file"] = loader.split.name(row["index"])
@@ -122,8 +123,13 @@ def _speed(training: "Training") -> dict[str, Any]:
         flops = 2 * cost.flops(plan.architecture)  # the table counts multiply-adds
         rate = parallel.matrix_rate(world.device, plan.precision) * world.size
         share = round(parallel.utilization(speed, flops, rate), 4)
+    clock, seconds = training.clock, training.log.seconds
+    waited = min(1.0, clock.waited / seconds) if seconds else None
     return {
-        "seconds": round(training.clock.seconds, 1),
+        "seconds": round(clock.seconds, 1),
+        "start_seconds": None if clock.start is None else round(clock.start, 1),
+        "waited_for_data": None if waited is None else round(waited, 4),
+        "bottleneck": None if waited is None else "loader" if waited > 0.5 else "model",
         "images_per_second": None if speed is None else round(speed, 1),
         "mfu": share,
         "peak_memory_bytes": max(peaks),

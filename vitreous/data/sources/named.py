@@ -12,8 +12,8 @@ import numpy as np
 from vitreous.data.images import EncodedImages, Images
 from vitreous.data.sources import arrays
 from vitreous.data.sources.found import Found, Label
-from vitreous.data.store import cache_root
 from vitreous.errors import DataError
+from vitreous.files import cache_root
 
 DIGITS = [str(digit) for digit in range(10)]
 FASHION = [

@@ -15,8 +15,9 @@ from vitreous.data.content import digest, stamp
 from vitreous.data.images import EncodedImages, Images
 from vitreous.data.sources.found import Found, Label, split_name
 from vitreous.data.sources.tables import LABEL_COLUMNS, column, from_columns, parse_labels, split_rows
-from vitreous.data.store import cache_root, load_arrays, write_whole
+from vitreous.data.store import load_arrays, write_whole
 from vitreous.errors import DataError, MissingDependencyError
+from vitreous.files import cache_root
 
 if TYPE_CHECKING:
     import pyarrow

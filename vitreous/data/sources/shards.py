@@ -13,8 +13,9 @@ from vitreous.data.content import digest, stamp
 from vitreous.data.decode import SUFFIXES
 from vitreous.data.images import EncodedImages, Images
 from vitreous.data.sources.found import Found, Label, split_name
-from vitreous.data.store import cache_root, load_arrays, write_whole
+from vitreous.data.store import load_arrays, write_whole
 from vitreous.errors import DataError
+from vitreous.files import cache_root
 
 INDEX_VERSION = 1
 LABELS_FILE = "labels.txt"
