@@ -1,6 +1,7 @@
 """How a module meets the hardware: ranks, shards, compilation, precision, speed; never what it learns.
 
 A module is prepared in place and keeps its parameter names, so that checkpoints don't depend on any of this.
+What torch needs for shards takes a second to import, and is imported where it is used.
 """
 
 import atexit
@@ -19,10 +20,6 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -207,6 +204,9 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _shard(module: nn.Module, world: World, precision: config.Precision) -> nn.Module:
     """FSDP2: each rank keeps a slice of every parameter, its gradient and its optimizer state."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("data",))
     halves = precision == "bf16" and world.device.type == "cuda"
     # Blocks travel in bf16, half the traffic; autocast inside keeps norms and the residual sum in float32.
@@ -224,8 +224,8 @@ def _shard(module: nn.Module, world: World, precision: config.Precision) -> nn.M
 @contextmanager
 def accumulating(module: nn.Module, *, last: bool) -> Iterator[None]:
     """Let gradients add up on each rank, and exchange them in the `last` of the micro-batches only."""
-    if isinstance(module, FSDPModule):
-        module.set_requires_gradient_sync(last)
+    if hasattr(module, "set_requires_gradient_sync"):  # FSDP2's
+        module.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]
         yield
     elif isinstance(module, DistributedDataParallel) and not last:
         with module.no_sync():
@@ -304,13 +304,15 @@ def gather(value: Value, world: World) -> list[Value]:
 def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return detached CPU copies with the shards of all ranks joined: what a sealed file holds."""
     return {
-        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().cpu().clone()
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu().clone()
         for name, value in tensors.items()
     }
 
 
 def load_whole(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Give a module, sharded or not, the weights that every rank holds as whole tensors."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
     set_model_state_dict(module, dict(tensors), options=StateDictOptions(full_state_dict=True))
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 from vitreous.config import Augment
 from vitreous.data.lookup import FASTER
@@ -28,6 +27,18 @@ class Operation(NamedTuple):
 
     name: str
     strength: float = 0.0
+
+
+class _Functional:
+    """torchvision's kernels, imported with the first that is used: it takes seconds, and many use none."""
+
+    def __getattr__(self, name: str) -> Any:
+        from torchvision.transforms.v2 import functional
+
+        return getattr(functional, name)
+
+
+F = _Functional()
 
 
 def _shear(image: Any, x: float, y: float) -> Any:

@@ -134,15 +134,22 @@ class LayerScale(nn.Module):
 class DropPath(nn.Module):
     """Stochastic depth: leave out a residual branch of some samples in training (arXiv 1603.09382)."""
 
+    rate: Tensor
+    kept: Tensor
+
     def __init__(self, rate: float) -> None:
         super().__init__()
-        self.rate = rate
+        self.used = rate > 0.0
+        # Tensors, not numbers: one compiled block then serves every depth. On the CPU also where a model is
+        # built without storage, for no file holds them.
+        self.register_buffer("rate", torch.tensor(rate, device="cpu"), persistent=False)
+        self.register_buffer("kept", torch.tensor(1.0 - rate, device="cpu"), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.rate == 0.0:
+        if not self.training or not self.used:
             return x
         keep = torch.rand(x.shape[0], *(1,) * (x.ndim - 1), device=x.device) >= self.rate
-        return x * (keep / (1.0 - self.rate)).to(x.dtype)
+        return x * (keep / self.kept).to(x.dtype)
 
 
 class Block(nn.Module):
