@@ -70,7 +70,10 @@ class Attention(nn.Module):
         q, k, v = self.project(x, geometry)
         dropout = self.dropout if self.training else 0.0
         bias = self.bias(q, geometry)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+        if bias is None and not dropout and _few(q):
+            x = (q @ k.mT * self.scale).softmax(-1).to(v.dtype) @ v
+        else:
+            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
     def project(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,6 +99,15 @@ class Attention(nn.Module):
         if bias is not None:
             logits = logits.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else logits + bias
         return logits.softmax(-1)
+
+
+def _few(q: Tensor) -> bool:
+    """Tell whether to write attention out: compiled for a GPU, few tokens need no fused kernel.
+
+    On one H200 a block of width 192 takes 2.38 instead of 2.64 ms with 64 tokens, and 2.84 instead of 2.67 ms
+    (width 384) with 196.
+    """
+    return q.is_cuda and q.shape[-2] <= 64 and torch.compiler.is_compiling()
 
 
 class Mlp(nn.Module):

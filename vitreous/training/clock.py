@@ -139,8 +139,8 @@ class Clock:
 
 
 def evaluation_every(steps: int, per_epoch: int) -> int:
-    """Return the steps between evaluations: whole epochs, some 25 times a run."""
-    return max(1, -(-steps // per_epoch) // EVALUATIONS) * per_epoch
+    """Return the steps between evaluations: whole epochs, at most some 25 times a run."""
+    return max(1, -(-steps // (per_epoch * EVALUATIONS))) * per_epoch
 
 
 def evaluation_due(position: Position, per_epoch: int) -> bool:
