@@ -162,6 +162,21 @@ def check_mix_probability(split: Split) -> None:
     assert 0.2 < changed(plain, some).float().mean() < 0.8
 
 
+def check_unmixed(split: Split) -> None:
+    """What the loop asks a loader for at the end of a run: see also test_meaning.py."""
+    augment = replace(STILL, mixup=0.8, cutmix=1.0, unmixed=0.5)
+    plain = load(split, STILL)
+    for pixels in ("host", "device"):
+        options: dict[str, Any] = {"preprocessing": SIZE, "batch_size": COUNT, "seed": 3, "pixels": pixels}
+        loader = make_loader(split, augment=augment, cache=None, **options)
+        unmixed = next(loader.epoch(0, mixed=False))
+        assert torch.equal(levels(unmixed.images), levels(plain.images))
+        assert (
+            torch.equal(unmixed.targets.argmax(1), plain.targets) and (unmixed.targets.max(1)[0] == 1).all()
+        )
+        assert changed(plain.images, next(loader.epoch(0)).images).float().mean() > 0.5
+
+
 def check_geometry(split: Split) -> None:
     plain, varied = both(split, geometry=1.0)
     assert changed(plain.images, varied.images).float().mean() > 0.9  # nearly all are shifted at least

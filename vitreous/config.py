@@ -69,6 +69,8 @@ class Augment:
     half."""
     mix_probability: float = 1.0
     """Probability that an image is mixed at all, where Mixup or CutMix is on."""
+    unmixed: float = 0.0
+    """Part of the run, at its end, in which no image is mixed: the last steps see what evaluation sees."""
     repeats: int = 1
     """Repeated augmentation: so many differently varied copies of an image in the same global batch."""
     geometry: float = 0.0
@@ -148,6 +150,8 @@ class TrainConfig:
     """CutMix: the Beta distribution's alpha; 0: none."""
     mix_probability: float | None = None
     """Probability that an image is mixed at all, where Mixup or CutMix is on."""
+    unmixed: float | None = None
+    """Part of the run, at its end, in which no image is mixed."""
     repeats: int | None = None
     """Repeated augmentation: so many differently varied copies of an image in the same batch."""
     geometry: float | None = None
@@ -354,7 +358,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("patch_size", "drop_path", "keep_head", "heads", "layer", "pooling"),
     "data and augmentation": (
         *("data_root", "train_limit", "balance", "augment", "resize", "crop_scale", "crop_ratio", "flip"),
-        *("randaugment", "three_augment", "color_jitter", "erase", "mixup", "cutmix", "mix_probability"),
+        *(
+            "randaugment",
+            "three_augment",
+            "color_jitter",
+            "erase",
+            "mixup",
+            "cutmix",
+            "mix_probability",
+            "unmixed",
+        ),
         *("repeats", "geometry", "color", "fit"),
     ),
     "optimisation": (

@@ -52,6 +52,14 @@ def test_class_weights_make_rare_classes_count_as_much(tmp_path: Path) -> None:
     np.testing.assert_allclose(balanced.numpy(), 0.0, atol=1e-6)
 
 
+def test_the_end_of_a_run_is_not_mixed(tmp_path: Path) -> None:
+    data, seen = stripes(tmp_path / "data.npz", train=96, val=6, test=6), list[Batch]()
+    options = replace(PLAIN, out=str(tmp_path / "run"), epochs=8, batch_size=32, mixup=0.8, unmixed=0.25)
+    train(data, options, make_objective=watched(seen))
+    mixed = [bool((batch.targets.max(1).values < 1).any()) for batch in seen]
+    assert mixed == [True] * 18 + [False] * 6  # 3 steps an epoch, 2 of 8 epochs
+
+
 def test_the_sampler_draws_rare_classes_as_often(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = {"train_labels": np.array([0] * 80 + [1] * 12 + [2] * 4), "val_labels": np.arange(3)}

@@ -51,6 +51,7 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("mixup", 0.8, "augment.mixup", {}),
     ("cutmix", 1.0, "augment.cutmix", {}),
     ("mix_probability", 0.3, "augment.mix_probability", {"mixup": 0.8}),
+    ("unmixed", 0.5, "augment.unmixed", {"mixup": 0.8}),
     ("repeats", 2, "augment.repeats", {"flip": 0.5}),
     ("geometry", 1.0, "augment.geometry", {}),
     ("color", 1.0, "augment.color", {}),

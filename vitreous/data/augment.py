@@ -37,7 +37,14 @@ PRESETS: dict[str, Augment] = {
     "strong": Augment(randaugment=(2, 20), mixup=0.8),
     # For small images that are seen hundreds of times: every view is new.
     "small": Augment(
-        crop_scale=None, geometry=1.0, color=1.0, erase=0.25, mixup=0.8, cutmix=1.0, mix_probability=0.8
+        crop_scale=None,
+        geometry=1.0,
+        color=1.0,
+        erase=0.25,
+        mixup=0.8,
+        cutmix=1.0,
+        mix_probability=0.8,
+        unmixed=0.125,
     ),
 }
 SMALL = 1 << 15

@@ -78,8 +78,9 @@ class DeviceLoader:
         """Return the names of images, for reports."""
         return [self.split.name(int(index)) for index in indices]
 
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """Iterate an epoch's batches from step `start` on."""
+    def epoch(self, epoch: int = 0, start: int = 0, *, mixed: bool = True) -> Iterator[Batch]:
+        """Iterate an epoch's batches from step `start` on; `mixed=False`: without Mixup and CutMix."""
+        self.batch_augment.mixed.fill_(mixed)
         return self._evaluation(start) if self.augment is None else self._training(epoch, start)
 
     @torch.no_grad()

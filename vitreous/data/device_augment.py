@@ -35,6 +35,8 @@ class BatchAugment(nn.Module):
     strengths: Tensor
     mixup: Tensor
     cutmix: Tensor
+    mixed: Tensor
+    """Whether images are mixed: a number on the device, so that nothing is compiled or recorded again."""
 
     def __init__(self, augment: Augment, preprocessing: Preprocessing, classes: int, seed: int = 0) -> None:
         """`classes` is the length of a mixed target."""
@@ -50,6 +52,7 @@ class BatchAugment(nn.Module):
         self.register_buffer("strengths", strengths(augment.randaugment[1]))
         self.register_buffer("mixup", device_boxes.beta_table(augment.mixup))
         self.register_buffer("cutmix", device_boxes.beta_table(augment.cutmix))
+        self.register_buffer("mixed", torch.ones((), dtype=torch.float64))
 
     def draw(self, epoch: int, indices: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
         """Return the words that all draws are made of, int64 (…, D), and those of the images' noise, (…).
@@ -112,7 +115,8 @@ class BatchAugment(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Mix the rank's own images with their partners: a share of both, or a rectangle of the other."""
         count, (height, width) = len(partner), pixels.shape[2:]
-        own, boxes = device_boxes.mix_shares(self.augment, draws, height, width, self.mixup, self.cutmix)
+        tables = self.mixup, self.cutmix
+        own, boxes = device_boxes.mix_shares(self.augment, draws, height, width, *tables, self.mixed)
         blend = torch.where(boxes[:, 2] * boxes[:, 3] > 0, 1.0, own).float()[:, None, None, None]
         ours, theirs = pixels[:count], pixels[partner]
         cut = device_boxes.inside(boxes, height, width)

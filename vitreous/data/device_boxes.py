@@ -59,15 +59,21 @@ def erase_boxes(draws: Tensor, probability: float, height: int, width: int) -> T
 
 
 def mix_shares(
-    augment: Augment, draws: Tensor, height: int, width: int, mixup: Tensor, cutmix: Tensor
+    augment: Augment,
+    draws: Tensor,
+    height: int,
+    width: int,
+    mixup: Tensor,
+    cutmix: Tensor,
+    allowed: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Return each image's own share of itself, (B,), and its CutMix box, as `mix.mix_shares` does.
 
-    `mixup` and `cutmix` are the tables of `beta_table`.
+    `mixup` and `cutmix` are the tables of `beta_table`; where `allowed` is 0, no image is mixed.
     """
     both = augment.mixup > 0 and augment.cutmix > 0
     cut = draws[:, 0] < 0.5 if both else torch.full_like(draws[:, 0], augment.cutmix > 0, dtype=torch.bool)
-    mixed = draws[:, 1] < augment.mix_probability
+    mixed = draws[:, 1] < augment.mix_probability * allowed
     own = torch.where(cut, beta_quantile(cutmix, draws[:, 2]), beta_quantile(mixup, draws[:, 2]))
     side = (1 - own).sqrt()
     h, w = (height * side).long(), (width * side).long()

@@ -7,6 +7,7 @@ import contextlib
 import math
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,6 +88,7 @@ class HostLoader:
         )
         self.steps = _Steps()
         self._loader: DataLoader[Raw] | None = None
+        self._mixing = True
 
     @property
     def steps_per_epoch(self) -> int:
@@ -97,12 +99,13 @@ class HostLoader:
         """Return the names of images, for reports."""
         return [self.split.name(int(index)) for index in indices]
 
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """Iterate an epoch's batches from step `start` on.
+    def epoch(self, epoch: int = 0, start: int = 0, *, mixed: bool = True) -> Iterator[Batch]:
+        """Iterate an epoch's batches from step `start` on; `mixed=False`: without Mixup and CutMix.
 
         Evaluation may give a rank an empty batch, where the last global batch has fewer images than there are
         ranks: all ranks then take the same number of steps.
         """
+        self._mixing = mixed
         raws = self._raws(epoch, start)
         if self.device.type == "cuda":
             yield from self._overlapped(raws, epoch)
@@ -225,7 +228,8 @@ class HostLoader:
         assert self.augment is not None
         size = len(partner)
         chances = draws.uniforms(MIX, mix.MIX_DRAWS)[:size]
-        own, boxes = mix.mix_shares(self.augment, chances, *self.preprocessing.image_size)
+        settings = self.augment if self._mixing else replace(self.augment, mix_probability=0.0)
+        own, boxes = mix.mix_shares(settings, chances, *self.preprocessing.image_size)
         others = torch.from_numpy(partner).to(self.device)
         soft = self._soft(targets)
         mixed = mix.mix(pixels[:size], pixels[others], own, boxes)

@@ -29,8 +29,8 @@ class Loader(Protocol):
         """Batches in an epoch; the same on every rank."""
         ...
 
-    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """Iterate an epoch's batches from step `start` on."""
+    def epoch(self, epoch: int = 0, start: int = 0, *, mixed: bool = True) -> Iterator[Batch]:
+        """Iterate an epoch's batches from step `start` on; `mixed=False`: without Mixup and CutMix."""
         ...
 
     def files(self, indices: Tensor | np.ndarray | Sequence[int]) -> list[str]:

@@ -213,7 +213,9 @@ def _size(facts: Facts, budget: float | None) -> tuple[int, int, int]:
     """Return width, depth and heads."""
     if facts.device == "cpu":
         return (64, 4, 4) if facts.images < 20_000 else (96, 6, 4)
-    if facts.images < 20_000 or (budget is not None and budget < SHORT):
+    if budget is not None and budget < SHORT:
+        return 192, 7, 3
+    if facts.images < 20_000:
         return 192, 9, 3
     return (384, 9, 6) if facts.images < 200_000 else (384, 12, 6)
 
@@ -244,7 +246,7 @@ def _augment(options: TrainConfig, facts: Facts, preprocessing: Preprocessing, p
     about = {"mirror": facts.mirror, "size": facts.size, "channels": facts.channels}
     fitted = resolve(preset, **about, resize=preprocessing.resize)
     names = ("crop_scale", "flip", "randaugment", "color_jitter", "erase", "mixup", "cutmix")
-    names += ("mix_probability", "repeats", "geometry", "color")
+    names += ("mix_probability", "unmixed", "repeats", "geometry", "color")
     changes: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}
     if options.three_augment:
         changes["three_augment"] = True

@@ -353,10 +353,18 @@ class Training:
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """Yield an epoch's batches; that a signal which asks us to stop also ends the workers is no error."""
         try:
-            yield from self.clock.waiting(self.loader.epoch(epoch, start=first))
+            batches = self.loader.epoch(epoch, start=first, mixed=self._mixed(epoch))
+            yield from self.clock.waiting(batches)
         except DataError:
             if not self.stop.received or self.world.size > 1:
                 raise
+
+    def _mixed(self, epoch: int) -> bool:
+        """Tell whether an epoch's images are mixed: not at the end of the run, where the plan says so."""
+        behind = epoch * self.loader.steps_per_epoch / max(1, self.position.steps)
+        if self.plan.time_budget is not None:
+            behind = self.position.share
+        return behind < 1.0 - self.plan.augment.unmixed
 
     def _agree(self) -> Flags:
         """Return what any rank knows; ranks that can be ahead of their devices ask each other less often."""

@@ -93,12 +93,12 @@ def read(source: str) -> Recipe:
 
 def for_small_images(images: int, batch_size: int | None, seconds: float | None) -> Recipe:
     """Return the recipe for small images that a GPU sees hundreds of times: Muon, large batches."""
-    batch = batch_size or (2048 if images >= 40_000 else 1024)
     short = seconds is not None and seconds < SHORT
+    batch = batch_size or (2048 if images >= 40_000 and not short else 1024)
     values = {
         "batch_size": batch,
         "optimizer": "muon",
-        "lr": (4e-3 if short else 3e-3) * sqrt(batch / 2048),
+        "lr": 3e-3 * sqrt(batch / (1024 if short else 2048)),
         "weight_decay": 0.1,
         "warmup": 0.05,
         "ema": 0.998 if short else 0.999,
