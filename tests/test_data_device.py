@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import Batch, Split, make_loader, open_data
+from vitreous.data.device import DeviceLoader
 from vitreous.data.device_augment import BatchAugment
 from vitreous.data.device_boxes import erase_boxes, inside
 from vitreous.data.device_store import Store, fits
@@ -286,6 +287,25 @@ def test_one_graph_serves_every_batch_and_epoch(kind: str, request: pytest.Fixtu
             ours = compiled(*batch)
         for a, b in zip(ours, augment(*batch), strict=True):
             torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_what_is_compiled_serves_any_number_of_images(array: Split) -> None:
+    """Another split, or another seed's, finds the compiled code of this one in the cache."""
+    torch._dynamo.reset()
+    loader = DeviceLoader(array, preprocessing=SIZE, augment=MIXED, batch_size=8, compiled=True)
+    sizes: list[int | torch.SymInt] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        values = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        sizes.extend(each.shape[0] for each in values if isinstance(each, Tensor) and each.ndim)
+        return graph
+
+    indices = torch.arange(8)
+    drawn = loader.batch_augment.draw(0, indices, torch.zeros_like(indices))
+    compiled = torch.compile(loader.batch_augment, backend=look, dynamic=False)
+    compiled(loader.store, loader.labels, indices, drawn, indices ^ 1)
+    known = [size for size in sizes if not isinstance(size, torch.SymInt)]
+    assert len(known) == len(sizes) - 3 and len(array) not in known  # pixels, sizes and labels
 
 
 class NoWaiting(TorchDispatchMode):

@@ -141,7 +141,7 @@ def test_sizes_and_lengths_by_the_number_of_images(
 @pytest.mark.parametrize(
     ("images", "budget", "width", "batch", "lr", "ema"),
     [
-        (47_500, "2m", 192, 2048, 4e-3, 0.998),
+        (47_500, "2m", 192, 1024, 3e-3, 0.998),
         (47_500, "10m", 384, 2048, 3e-3, 0.999),
         (47_500, None, 384, 2048, 3e-3, 0.999),
         (10_000, "10m", 192, 1024, 3e-3 * 0.5**0.5, 0.999),
@@ -154,6 +154,7 @@ def test_small_images_that_a_gpu_sees_often(
     facts = replace(CIFAR, images=images)
     plan = choose(TrainConfig(time_budget=budget), facts)
     assert (vit(plan).width, plan.batch_size, plan.ema) == (width, batch, ema)
+    assert vit(plan).depth == (7 if budget == "2m" else 9)
     assert (plan.optimizer, plan.weight_decay, plan.warmup) == ("muon", 0.1, 0.05)
     assert plan.lr == pytest.approx(lr) and vit(plan).drop_path == (0.2 if width == 384 else 0.0)
     assert plan.augment == resolve("small", mirror=True, size=(32, 32), channels=3, resize="cover")

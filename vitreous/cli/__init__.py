@@ -6,12 +6,13 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import tyro
 
-from vitreous import console
+from vitreous import api, console
 from vitreous.cli.verbs import VERBS
 from vitreous.errors import VitreousError, nearest
 from vitreous.version import __version__
@@ -33,6 +34,24 @@ REMEDIES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status: 0, 1 with one line on stderr, or 2 for wrong usage."""
+    api.command_started = time.monotonic() - _age()
+    try:
+        return _main(arguments)
+    finally:
+        api.command_started = None
+
+
+def _age() -> float:
+    """Return for how many seconds this process has been running, where the system tells (Linux)."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     verb, *rest = [argument for argument in arguments if argument != "--debug"] or ["--help"]

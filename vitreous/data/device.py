@@ -25,6 +25,9 @@ from vitreous.data.pixels import Pixels
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
+DRAWN = 1 << 22
+"""About how many numbers are drawn at a time."""
+
 
 class DeviceLoader:
     """Iterates batches of a split as `HostLoader` does, from pixels that it holds on the device."""
@@ -67,6 +70,9 @@ class DeviceLoader:
         settings = augment or Augment(crop_scale=None, flip=0.0)
         self.batch_augment = BatchAugment(settings, preprocessing, split.classes, seed).to(self.device)
         compiled = self.device.type == "cuda" if compiled is None else compiled
+        if compiled:  # what was compiled for one number of images serves any other: the next run finds it
+            for tensor in (self.store.pixels, self.store.sizes, self.labels):
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
         self._augmented = torch.compile(self.batch_augment, dynamic=False) if compiled else self.batch_augment
 
     @property
@@ -94,13 +100,18 @@ class DeviceLoader:
         batches = [in_views(i, c, self.views) for i, c in zip(indices[:, rows], copies[:, rows], strict=True)]
         plan = self._moved(np.stack([np.stack(column) for column in zip(*batches, strict=True)]))
         others = None if partner is None else self._moved(partner)
-        for step in range(len(indices)):
-            yield self._batch(epoch, plan[:, step], others, numbers[step])
+        for step, drawn in enumerate(self._drawn(epoch, plan)):
+            yield self._batch(plan[0, step], drawn, others, numbers[step])
 
-    def _batch(self, epoch: int, plan: Tensor, partner: Tensor | None, numbers: Tensor) -> Batch:
-        """Return the batch of the images and copies in `plan`, (2, R)."""
-        indices, copies = plan.unbind()
-        drawn = self.batch_augment.draw(epoch, indices, copies)
+    def _drawn(self, epoch: int, plan: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each batch's draws, made for many batches at a time: a few dozen launches serve them all."""
+        several = max(1, DRAWN // (plan.shape[2] * len(self.batch_augment.purposes)))
+        for indices, copies in zip(*(each.split(several) for each in plan), strict=True):
+            yield from zip(*self.batch_augment.draw(epoch, indices, copies), strict=True)
+
+    def _batch(
+        self, indices: Tensor, drawn: tuple[Tensor, Tensor], partner: Tensor | None, numbers: Tensor
+    ) -> Batch:
         images, targets = self._augmented(self.store, self.labels, indices, drawn, partner)
         mask = None if self.store.masks is None else self.store.masks[indices[: len(numbers) * self.views]]
         return Batch(images, targets[: len(numbers)], numbers, mask, self.views)
