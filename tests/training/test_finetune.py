@@ -272,11 +272,8 @@ def _finetune_here(source: str, out: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_say_everything_once(
-    digits_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ranks.run(2, _finetune_here, str(digits_file), str(tmp_path / "run"))
-    said = capfd.readouterr().err.splitlines()
+def test_two_ranks_say_everything_once(digits_file: Path, tmp_path: Path) -> None:
+    said = ranks.run(2, _finetune_here, str(digits_file), str(tmp_path / "run")).splitlines()
     notes = ("recipe: modern", "  head", "learning: ", "weight_decay: ")
     counts = {note: sum(line.startswith(note) for line in said) for note in notes}
     assert counts == dict.fromkeys(notes, 1), said
