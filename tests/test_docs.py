@@ -3,11 +3,15 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.forks import FORKS
+from vitreous import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,19 +27,38 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return found
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(folder: Path, work: Callable[..., None], *arguments: Any) -> list[str]:
+    """Do the work in a process and a folder of its own; return the lines that it prints."""
     (folder / "tests").symlink_to(ROOT / "tests")
-    this_tree = {**os.environ, "PYTHONPATH": str(ROOT)}  # not another one that happens to be installed
-    result = subprocess.run(command, cwd=folder, env=this_tree, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+    process = FORKS.Process(target=_enter, args=(folder, work, *arguments))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, (folder / "stderr").read_text()
+    return (folder / "stdout").read_text().splitlines()
+
+
+def _enter(folder: Path, work: Callable[..., None], *arguments: Any) -> None:
+    os.chdir(folder)
+    with Path("stdout").open("w") as out, Path("stderr").open("w") as error:
+        os.dup2(out.fileno(), 1)
+        os.dup2(error.fileno(), 2)
+    work(*arguments)
+
+
+def _python(source: str) -> None:
+    exec(compile(source, "snippet", "exec"), {"__name__": "__main__"})
+
+
+def _command(words: list[str]) -> None:
+    assert words[0] == "vitreous"
+    sys.exit(cli.main(words[1:]))
 
 
 @pytest.mark.parametrize(
     ("name", "source"), blocks("python"), ids=lambda value: value if len(value) < 40 else ""
 )
 def test_python_snippets_run_and_print_what_they_say(name: str, source: str, tmp_path: Path) -> None:
-    printed = run([sys.executable, "-c", source], tmp_path).splitlines()
+    printed = run(tmp_path, _python, source)
     promised = [match[1].strip() for match in re.finditer(r"print\(.*\)  # (.*)", source)]
     assert printed == promised
 
@@ -45,7 +68,5 @@ def test_python_snippets_run_and_print_what_they_say(name: str, source: str, tmp
 )
 def test_console_snippets_print_what_they_show(name: str, source: str, tmp_path: Path) -> None:
     command, _, expected = source.partition("\n")
-    words = shlex.split(command.removeprefix("$ "))
-    assert words[0] == "vitreous"
-    printed = run([sys.executable, "-m", "vitreous", *words[1:]], tmp_path)
-    assert [line.split() for line in printed.splitlines()] == [line.split() for line in expected.splitlines()]
+    printed = run(tmp_path, _command, shlex.split(command.removeprefix("$ ")))
+    assert [line.split() for line in printed] == [line.split() for line in expected.splitlines()]
