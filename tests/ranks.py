@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from tests.forks import FORKS
+from tests.forks import FORKS, say_into
 
 
 def run(size: int, function: Callable[..., None], *arguments: Any) -> str:
@@ -33,9 +33,7 @@ def run(size: int, function: Callable[..., None], *arguments: Any) -> str:
 def _enter(
     rank: int, size: int, port: int, said: Path, function: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    with said.open("a") as stream:  # what the process was forked from may write to where nobody looks
-        os.dup2(stream.fileno(), 1)
-        os.dup2(stream.fileno(), 2)
+    say_into(said)
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),

@@ -1,6 +1,5 @@
 """A real server in its own process, for the tests of the server and of its page."""
 
-import os
 import re
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 import httpx
 import torch
 
-from tests.forks import FORKS
+from tests.forks import FORKS, say_into
 from vitreous import cli
 from vitreous.predict import Classifier
 
@@ -63,9 +62,7 @@ def running(checkpoint: Path, folder: Path, *flags: str, seconds: float = 0.0) -
 
 
 def _serve(arguments: list[str], log: Path, seconds: float) -> None:
-    with log.open("a") as stream:
-        os.dup2(stream.fileno(), 1)
-        os.dup2(stream.fileno(), 2)
+    say_into(log)
     torch.set_num_threads(1)
     original = Classifier.probabilities
 

@@ -4,12 +4,13 @@ import inspect
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vitreous
-from tests.forks import FORKS
+from tests.forks import printed
 from vitreous import config
 
 CONFIGS: dict[str, type[Any]] = {
@@ -62,7 +63,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = vitreous.creat_model
 
 
-def test_no_import_of_a_module_hides_a_public_name() -> None:
+def test_no_import_of_a_module_hides_a_public_name(tmp_path: Path) -> None:
     """`import vitreous.evaluate` binds the module to the package, unless the package refuses."""
     program = """
 import importlib, pkgutil, sys, types
@@ -83,10 +84,7 @@ assert isinstance(vitreous.models, types.ModuleType)
 vitreous.train = 1
 assert vitreous.train == 1
 """
-    process = FORKS.Process(target=exec, args=(program, {}))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    printed(tmp_path, exec, program, {})
 
 
 @pytest.mark.parametrize("verb", CONFIGS)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from sklearn.metrics import average_precision_score
 
 Name = Literal["accuracy", "mean_per_class_accuracy", "mean_average_precision"]
 RESAMPLES = 500
@@ -31,6 +30,8 @@ def mean_of_classes(right: np.ndarray, targets: np.ndarray, classes: int) -> flo
 
 def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:  # (N, K), (N, K) bool
     """Return the mean over labels that occur of the area under the precision-recall curve."""
+    from sklearn.metrics import average_precision_score  # a second to import, for several labels alone
+
     seen = targets.any(0)
     if not seen.any():
         return 0.0

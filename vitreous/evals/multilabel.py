@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from scipy.special import expit
-from sklearn.metrics import average_precision_score, multilabel_confusion_matrix, precision_recall_curve
 from torch import Tensor
 
 from vitreous import parallel
@@ -66,6 +65,8 @@ def headline(scores: Scores, limits: Sequence[float] | None = None) -> dict[str,
 
 def document(scores: Scores, labels: Sequence[str], limits: Sequence[float] | None = None) -> dict[str, Any]:
     """Return those figures, and precision, recall and F1 of each label at its threshold."""
+    from sklearn.metrics import average_precision_score, multilabel_confusion_matrix
+
     probabilities, targets = expit(scores.logits), scores.targets
     chosen = _limits(limits, len(labels))
     rows = []
@@ -98,6 +99,8 @@ def document(scores: Scores, labels: Sequence[str], limits: Sequence[float] | No
 
 def thresholds(logits: np.ndarray, targets: np.ndarray) -> list[float]:
     """Return for each label the threshold with the best F1; 0.5 for a label that does not occur."""
+    from sklearn.metrics import precision_recall_curve
+
     scores, found = expit(logits), []
     for k in range(targets.shape[1]):
         if not targets[:, k].any():
