@@ -4,18 +4,23 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format browser mutants clean
+.PHONY: demo test lint style format browser mutants clean
 
 demo: $(READY)
 	$(BIN)/vitreous train digits --out runs/digits
 
-test: lint browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# Types are checked while the tests run, which often wait; what pyright says comes after them.
+test: style browser
+	@$(BIN)/pyright > $(VENV)/pyright.log 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal; tests=$$?; \
+	wait $$types; types=$$?; cat $(VENV)/pyright.log; [ $$tests = 0 ] && [ $$types = 0 ]
 
-lint: $(READY)
+lint: style
+	$(BIN)/pyright
+
+style: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright
 	$(BIN)/lint-imports
 
 format: $(READY)

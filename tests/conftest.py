@@ -49,7 +49,7 @@ def digits_files(folder: Path, split: str = "test", count: int | None = None) ->
     return paths
 
 
-def train_digits(**changes: Any) -> "Classifier":
+def train_digits(steps: int = 250, **changes: Any) -> "Classifier":
     """Train a tiny model on the digits in seconds: real labels, real confidence."""
     from vitreous.config import Preprocessing
     from vitreous.data import open_data
@@ -72,7 +72,6 @@ def train_digits(**changes: Any) -> "Classifier":
     images = torch.stack([transform(train.read(row, 1)) for row in range(len(train))])
     targets = torch.from_numpy(train.targets)
     model = build(config).train()
-    steps = 250
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=steps)
     for _ in range(steps):
@@ -103,6 +102,17 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pairs") / "pairs.npz"
     np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
     return path
+
+
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose every figure, but draw an empty one: for tests of numbers and words."""
+    from matplotlib.figure import Figure
+
+    from vitreous.plot import style
+
+    save = style._save
+    monkeypatch.setattr(style, "_save", lambda _, *rest, **options: save(Figure((1, 1)), *rest, **options))
 
 
 @pytest.fixture(scope="session")

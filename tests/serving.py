@@ -1,24 +1,27 @@
 """A real server in its own process, for the tests of the server and of its page."""
 
-import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import httpx
+import torch
+
+from tests.forks import FORKS, say_into
+from vitreous import cli
+from vitreous.predict import Classifier
 
 
 @dataclass
 class Running:
     """A server that answers."""
 
-    process: "subprocess.Popen[str]"
+    process: ForkServerProcess
     port: int
     log: Path
 
@@ -26,44 +29,58 @@ class Running:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def stop(self, seconds: float = 30) -> int:
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def stop(self, seconds: float = 30) -> int | None:
         """Send SIGTERM and return the exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds)
+        self.process.terminate()
+        self.process.join(seconds)
+        return self.process.exitcode
 
 
 @contextmanager
-def running(command: list[str], folder: Path, *, ready: bool = True) -> Iterator[Running]:
-    """Start a server with `--port 0`, learn its port from the line that it prints, and end it at the end."""
+def running(checkpoint: Path, folder: Path, *flags: str, seconds: float = 0.0) -> Iterator[Running]:
+    """Serve a checkpoint, learn the port from the line that is printed, and end the server at the end.
+
+    Its model takes so many `seconds` longer for each image.
+    """
     log = folder / "server.log"
-    with log.open("w") as stream:
-        # A script has its own folder first on its path: the package must come from this tree all the same.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-        process = subprocess.Popen(
-            [sys.executable, *command, "--port", "0"],
-            stdout=stream,
-            stderr=stream,
-            text=True,
-            env=environment,
-        )
+    log.touch()
+    arguments = ["serve", str(checkpoint), "--port", "0", *flags]
+    process = FORKS.Process(target=_serve, args=(arguments, log, seconds))
+    process.start()
     try:
         server = Running(process, _port(process, log), log)
-        if ready:
-            _until_ready(server)
+        _until_ready(server)
         yield server
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
+        process.kill()
+        process.join()
 
 
-def _port(process: "subprocess.Popen[str]", log: Path) -> int:
+def _serve(arguments: list[str], log: Path, seconds: float) -> None:
+    say_into(log)
+    torch.set_num_threads(1)
+    original = Classifier.probabilities
+
+    def slow(self: Classifier, images: torch.Tensor, mask: None) -> torch.Tensor:
+        time.sleep(seconds * len(images))
+        return original(self, images, mask)
+
+    if seconds:
+        Classifier.probabilities = slow
+    sys.exit(cli.main(arguments))
+
+
+def _port(process: ForkServerProcess, log: Path) -> int:
     until = time.monotonic() + 60
-    while time.monotonic() < until and process.poll() is None:
+    while time.monotonic() < until and process.is_alive():
         if found := re.search(r"http://\S+:(\d+)/", log.read_text()):
             return int(found[1])
-        time.sleep(0.05)
+        time.sleep(0.02)
     raise AssertionError(f"the server did not start: {log.read_text()}")
 
 
@@ -75,5 +92,5 @@ def _until_ready(server: Running) -> None:
                 return
         except httpx.TransportError:
             pass
-        time.sleep(0.05)
+        time.sleep(0.02)
     raise AssertionError(f"the server did not get ready: {server.log.read_text()}")

@@ -1,13 +1,14 @@
 """README and docs: every Python snippet runs and prints what its comments promise; every command runs."""
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.forks import printed
+from vitreous import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -23,29 +24,35 @@ def blocks(language: str) -> list[tuple[str, str]]:
     return found
 
 
-def run(command: list[str], folder: Path) -> str:
-    (folder / "tests").symlink_to(ROOT / "tests")
-    this_tree = {**os.environ, "PYTHONPATH": str(ROOT)}  # not another one that happens to be installed
-    result = subprocess.run(command, cwd=folder, env=this_tree, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that has the tests' own files, as the root of the project has."""
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    return tmp_path
+
+
+def _python(source: str) -> None:
+    exec(compile(source, "snippet", "exec"), {"__name__": "__main__"})
+
+
+def _command(words: list[str]) -> None:
+    assert words[0] == "vitreous"
+    sys.exit(cli.main(words[1:]))
 
 
 @pytest.mark.parametrize(
     ("name", "source"), blocks("python"), ids=lambda value: value if len(value) < 40 else ""
 )
-def test_python_snippets_run_and_print_what_they_say(name: str, source: str, tmp_path: Path) -> None:
-    printed = run([sys.executable, "-c", source], tmp_path).splitlines()
+def test_python_snippets_run_and_print_what_they_say(name: str, source: str, folder: Path) -> None:
+    found = printed(folder, _python, source)
     promised = [match[1].strip() for match in re.finditer(r"print\(.*\)  # (.*)", source)]
-    assert printed == promised
+    assert found == promised
 
 
 @pytest.mark.parametrize(
     ("name", "source"), blocks("console"), ids=lambda value: value if len(value) < 40 else ""
 )
-def test_console_snippets_print_what_they_show(name: str, source: str, tmp_path: Path) -> None:
+def test_console_snippets_print_what_they_show(name: str, source: str, folder: Path) -> None:
     command, _, expected = source.partition("\n")
-    words = shlex.split(command.removeprefix("$ "))
-    assert words[0] == "vitreous"
-    printed = run([sys.executable, "-m", "vitreous", *words[1:]], tmp_path)
-    assert [line.split() for line in printed.splitlines()] == [line.split() for line in expected.splitlines()]
+    found = printed(folder, _command, shlex.split(command.removeprefix("$ ")))
+    assert [line.split() for line in found] == [line.split() for line in expected.splitlines()]

@@ -58,7 +58,7 @@ def served(digits: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Iter
     about = {"results": {"test": {"accuracy": 0.9344, "count": 359}}}
     labels = [HOSTILE, *digits.labels[1:]]
     saved = Classifier(digits.model, digits.preprocess, labels, about).save(folder / "digits.safetensors")
-    with running(["-m", "vitreous", "serve", str(saved)], folder) as server:
+    with running(saved, folder) as server:
         yield server
 
 
@@ -252,9 +252,7 @@ def test_what_is_no_image_is_said(browser: Browser, served: Running, tmp_path: P
 def test_a_token_is_asked_for(browser: Browser, digits: Classifier, tmp_path: Path) -> None:
     saved = digits.save(tmp_path / "digits.safetensors")
     (tmp_path / "token").write_text("a-token-of-sufficient-length")
-    with running(
-        ["-m", "vitreous", "serve", str(saved), "--token-file", str(tmp_path / "token")], tmp_path
-    ) as server:
+    with running(saved, tmp_path, "--token-file", str(tmp_path / "token")) as server:
         page = browser.new_page()
         page.goto(server.url)
         page.get_by_label("Token", exact=True).fill("a-token-of-sufficient-length")

@@ -104,6 +104,7 @@ def test_inspect_of_every_kind(tmp_path: Path, images: list[Path], changes: dict
     assert ("position_similarity" in document) == (changes.get("positions") != "none")
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_own_aspect_shows_the_whole_picture(tmp_path: Path) -> None:
     source = sealed(tmp_path, image_size=(32, 32))
     path = tmp_path / "wide.png"
@@ -125,6 +126,7 @@ def test_inspect_of_a_cnn_and_of_a_model_without_classes(tmp_path: Path, images:
     assert document["deletion"]["about"] == "similarity to the whole image's features"
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_two_checkpoints_are_compared_layer_by_layer(tmp_path: Path, images: list[Path]) -> None:
     one = sealed(tmp_path, "one", image_size=(32, 32))
     document = report.inspect(one, images, tmp_path / "same", compare=one)
@@ -146,6 +148,7 @@ def test_what_inspect_can_not_do_is_said_in_one_line(tmp_path: Path, images: lis
         report.inspect(source, [tmp_path / "text.png"], tmp_path / "out")
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_maps_are_scored_over_the_first_four_images_whatever_the_batch(
     tmp_path: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +172,7 @@ def test_memory_stays_bounded_over_many_images(tmp_path: Path) -> None:
     assert found.norms.shape == (2, 40 * 6)
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(
     "about",
     [

@@ -66,7 +66,8 @@ FAMILIES: dict[str, Architecture] = {
         patch_size=2, image_size=32, activation="gelu_tanh", stem=ResNetConfig(layers=(), **GOOGLE_TRUNK)
     ),
     "bit": ResNetConfig(stem_width=32, num_classes=5),
-    "bit, x3": ResNetConfig(layers=(3, 4, 6, 3), stem_width=32, width_factor=3, num_classes=5),
+    "bit, x3": ResNetConfig(layers=(1, 1), stem_width=32, width_factor=3, num_classes=5),
+    "bit, 50x3": ResNetConfig(layers=(3, 4, 6, 3), stem_width=32, width_factor=3, num_classes=5),
 }
 # what a layout can't express, and why
 REFUSED = {
@@ -85,9 +86,11 @@ REFUSED = {
     ("timm", "dinov2, head"): "cls_gap pooling",
     ("timm", "registers, hf's"): "cls_gap pooling",
     ("timm", "hybrid, google's"): "a trunk of stages [1, 2]",
+    ("timm", "bit, x3"): "a ResNet of stages [1, 1]",
 }
 GOOGLES = ("plain, tanh", "pre_logits", "gap", "map", "hybrid, google's", "hybrid, root", "bit", "bit, x3")
 TORCHVISIONS = ("plain", "pre_logits, exact")
+HFS = tuple(family for family in FAMILIES if family != "bit, 50x3")  # 200 MB, which timm's names need
 
 
 def weights(family: str) -> Weights:
@@ -152,7 +155,7 @@ def outputs(layout: str, model: nn.Module, x: Tensor, config: Architecture) -> T
 
 
 def cases(layout: str) -> list[str]:
-    every = {"google": GOOGLES, "torchvision": TORCHVISIONS}.get(layout, tuple(FAMILIES))
+    every = {"google": GOOGLES, "hf": HFS, "torchvision": TORCHVISIONS}.get(layout, tuple(FAMILIES))
     return [family for family in every if (layout, family) not in REFUSED]
 
 

@@ -114,7 +114,11 @@ def test_the_server_gives_the_same(classifier: Classifier, folder: Path) -> None
     assert (np.array(maps).reshape(4, -1)[:, ~mask[0].numpy()] == 0).all()
 
 
-@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize(
+    ("classifier", "pixels"),
+    [("plain", False), ("plain", True), ("hybrid", False)],  # pixels become images in one way
+    indirect=["classifier"],
+)
 def test_an_export_computes_the_mask_from_the_pictures_size(
     classifier: Classifier, folder: Path, tmp_path: Path, pixels: bool
 ) -> None:
@@ -139,15 +143,14 @@ def test_half_precision_leaves_the_padding_out(classifier: Classifier, tmp_path:
     assert found.largest_difference < 1e-2
 
 
-def test_the_proof_sees_a_mask_that_is_dropped(
-    classifier: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_proof_sees_a_mask_that_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Graph.mask
     monkeypatch.setattr(Graph, "mask", lambda self, size: original(self, size) | True)
     with pytest.raises(DisagreementError, match="was not written"):
-        export(classifier, tmp_path / "model.onnx")
+        export(padding_classifier("plain"), tmp_path / "model.onnx")
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_inspect_leaves_the_padding_out(classifier: Classifier, folder: Path, tmp_path: Path) -> None:
     files, logits = evaluated(classifier, folder)
     source = classifier.save(tmp_path / "padded.safetensors")

@@ -12,7 +12,7 @@ from vitreous import cli
 from vitreous.config import ProbeConfig
 from vitreous.data import open_data
 from vitreous.errors import DataError, ModelError
-from vitreous.evals import features
+from vitreous.evals import features, metrics
 from vitreous.probe import probe, suite
 
 
@@ -75,8 +75,9 @@ def test_a_suite_says_what_it_lacks_and_averages_the_rest(digits_file: Path, tmp
 
 
 def test_several_labels_are_probed_by_average_precision(
-    digits_file: Path, pairs: Path, tmp_path: Path
+    digits_file: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(metrics, "RESAMPLES", 50)  # scikit-learn takes milliseconds for each
     options = ProbeConfig(cache=str(tmp_path / "cache"))
     found = probe(str(digits_file), str(pairs), options)
     assert found["knn"]["metric"] == "mean_average_precision" and "fewshot" not in found

@@ -4,11 +4,13 @@ import inspect
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vitreous
+from tests.forks import printed
 from vitreous import config
 
 CONFIGS: dict[str, type[Any]] = {
@@ -61,10 +63,13 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = vitreous.creat_model
 
 
-def test_no_import_of_a_module_hides_a_public_name() -> None:
+def test_no_import_of_a_module_hides_a_public_name(tmp_path: Path) -> None:
     """`import vitreous.evaluate` binds the module to the package, unless the package refuses."""
     program = """
-import importlib, pkgutil, types, vitreous
+import importlib, pkgutil, sys, types
+for name in [name for name in sys.modules if name.partition(".")[0] == "vitreous"]:
+    del sys.modules[name]
+import vitreous
 for each in pkgutil.walk_packages(vitreous.__path__, "vitreous."):
     if not each.name.endswith("__main__"):
         importlib.import_module(each.name)
@@ -79,8 +84,7 @@ assert isinstance(vitreous.models, types.ModuleType)
 vitreous.train = 1
 assert vitreous.train == 1
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    printed(tmp_path, exec, program, {})
 
 
 @pytest.mark.parametrize("verb", CONFIGS)

@@ -35,6 +35,6 @@ def image(files: list[Path]) -> bytes:
 
 @pytest.fixture(scope="module")
 def process(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    command = ["-m", "vitreous", "serve", str(checkpoint), "--max-body-mib", "1", "--deadline", "2"]
-    with running(command, tmp_path_factory.mktemp("process")) as server:
+    folder = tmp_path_factory.mktemp("process")
+    with running(checkpoint, folder, "--max-body-mib", "1", "--deadline", "2") as server:
         yield server

@@ -21,8 +21,6 @@ from vitreous.serve import start
 from vitreous.serve.app import create_app
 from vitreous.serve.settings import Settings
 
-SLOW = str(Path(__file__).with_name("slow_server.py"))
-
 
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(VitreousError, match="--deadline 0 is out of range"):
@@ -82,8 +80,7 @@ def test_a_model_that_cannot_be_warmed_ends_the_server(
 
 
 def test_sigterm_lets_requests_finish(checkpoint: Path, image: bytes, tmp_path: Path) -> None:
-    command = [SLOW, str(checkpoint), "0.8"]
-    with running(command, tmp_path) as server:
+    with running(checkpoint, tmp_path, seconds=0.5) as server:
         found: list[httpx.Response] = []
         header = {"Content-Type": "image/png"}
 
@@ -104,11 +101,11 @@ def test_sigterm_lets_requests_finish(checkpoint: Path, image: bytes, tmp_path: 
 
 @pytest.mark.slow
 def test_overload_keeps_deadlines_and_memory(checkpoint: Path, image: bytes, tmp_path: Path) -> None:
-    """Ten times the capacity for 20 s: what is let in is answered in time, the rest is refused at once."""
-    seconds, deadline, each = 20.0, 2.0, 0.02
-    command = [SLOW, str(checkpoint), str(each)]
-    with running([*command, "--deadline", str(deadline), "--queue", "32"], tmp_path) as server:
-        memory = psutil.Process(server.process.pid)
+    """Ten times the capacity for 8 s: what is let in is answered in time, the rest is refused at once."""
+    seconds, deadline, each = 8.0, 2.0, 0.02
+    flags = ("--deadline", str(deadline), "--queue", "32")
+    with running(checkpoint, tmp_path, *flags, seconds=each) as server:
+        memory = psutil.Process(server.pid)
         asyncio.run(_press(server, image, clients=10, rate=50, seconds=2.0))
         before = memory.memory_info().rss
         found = asyncio.run(_press(server, image, clients=100, rate=10 / each, seconds=seconds))

@@ -121,7 +121,7 @@ def test_the_schema_holds_for_whatever_is_sent(process: Running) -> None:
 
 def test_an_endless_chunked_body_is_cut_off(process: Running) -> None:
     """413 must come while the body is still arriving, and the server must not have kept it."""
-    memory = psutil.Process(process.process.pid).memory_info().rss
+    memory = psutil.Process(process.pid).memory_info().rss
     chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
     with socket.create_connection(("127.0.0.1", process.port), timeout=10) as sock:
         head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{process.port}\r\nContent-Type: image/png\r\n"
@@ -137,7 +137,7 @@ def test_an_endless_chunked_body_is_cut_off(process: Running) -> None:
             pytest.fail("the server read 64 MiB of a body whose limit is 1 MiB")
     assert sent < 16 * 2**20
     assert '"status": 413' in process.log.read_text()
-    assert psutil.Process(process.process.pid).memory_info().rss - memory < 16e6
+    assert psutil.Process(process.pid).memory_info().rss - memory < 16e6
 
 
 def test_an_announced_body_is_refused_before_it_is_sent(process: Running) -> None:

@@ -1,7 +1,6 @@
 """Runs to test with: small ones, ones that are killed or slowed down, and what makes two runs the same."""
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -15,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.forks import FORKS
 from vitreous import cli
 from vitreous.config import TrainConfig
 from vitreous.data import Batch, Dataset
@@ -30,8 +30,6 @@ OPTIONS = TrainConfig(
 )
 FLAGS = ["--epochs", "6", "--batch-size", "16", "--patch-size", "4", "--augment", "light", "--ema", "0.9"]
 FLAGS += ["--drop-path", "0.1", "--device", "cpu", "--lr", "2e-3"]
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "vitreous.training", "sklearn.datasets"])
 
 
 def run(data: str, out: Path, **changes: Any) -> Result:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.runs import FORKS
+from tests.forks import FORKS
 from tests.training.saved import assert_holds, tensors_of, write
 from vitreous.errors import DiskFullError, ResumeError
 from vitreous.training.checkpoints import Checkpoints

@@ -125,6 +125,7 @@ def test_an_export_of_low_rank_updates_is_what_was_trained(digits: Classifier, t
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_another_size_that_is_not_square(digits_file: Path, tmp_path: Path) -> None:
     arguments = ["finetune", str(digits_file), "digits", "--image-size", "8", "12", "--epochs", "1"]
     assert cli.main([*arguments, "--tune", "head", "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
@@ -134,6 +135,7 @@ def test_another_size_that_is_not_square(digits_file: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_a_suite_is_one_table_and_goes_on_where_it_stopped(
     digits_file: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_suite_is_one_table_and_goes_on_where_it_stopped(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_several_labels_from_training_to_prediction(
     digits_file: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,6 +226,7 @@ def test_several_labels_from_training_to_prediction(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
 def test_a_run_goes_on_with_its_own_checkpoint_only(
     digits: Classifier, digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,11 +276,8 @@ def _finetune_here(source: str, out: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_say_everything_once(
-    digits_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ranks.run(2, _finetune_here, str(digits_file), str(tmp_path / "run"))
-    said = capfd.readouterr().err.splitlines()
+def test_two_ranks_say_everything_once(digits_file: Path, tmp_path: Path) -> None:
+    said = ranks.run(2, _finetune_here, str(digits_file), str(tmp_path / "run")).splitlines()
     notes = ("recipe: modern", "  head", "learning: ", "weight_decay: ")
     counts = {note: sum(line.startswith(note) for line in said) for note in notes}
     assert counts == dict.fromkeys(notes, 1), said

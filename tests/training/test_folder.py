@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.training.runs import FORKS, assert_same_run, run, slow
+from tests.forks import FORKS
+from tests.training.runs import assert_same_run, run, slow
 from vitreous import cli, files
 from vitreous.errors import DiskFullError, ResumeError
 from vitreous.training import Result, folder

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests import ranks
-from tests.training.runs import FORKS, OPTIONS, assert_same_run, poison, records, weights
+from tests.forks import FORKS
+from tests.training.runs import OPTIONS, assert_same_run, poison, records, weights
 from vitreous import checkpoint
 from vitreous.config import TrainConfig
 from vitreous.data import Dataset

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import FORKS, assert_same_run, assert_same_weights, run, slow, weights
+from tests.forks import FORKS
+from tests.training.runs import assert_same_run, assert_same_weights, run, slow, weights
 from vitreous.training import Result
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
 
 from vitreous.evals import calibration, metrics
 from vitreous.evals.answers import Answers
@@ -118,6 +117,8 @@ def bootstrap(values: np.ndarray, seed: int = 0, share: float = 0.95) -> tuple[f
 
 def compare(first: np.ndarray, second: np.ndarray, seed: int = 0) -> dict[str, Any]:
     """Compare two classifiers, right or wrong on the same images: McNemar's exact test, and an interval."""
+    from scipy.stats import binomtest  # most of a second to import
+
     only_first, only_second = int((first & ~second).sum()), int((~first & second).sum())
     disagreements = only_first + only_second
     p_value = binomtest(only_first, disagreements, 0.5).pvalue if disagreements else 1.0

@@ -6,7 +6,6 @@ Letters: N images, D width, K classes.
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
 from vitreous.evals import metrics
 from vitreous.evals.features import Part
@@ -86,5 +85,7 @@ def _with_bias(features: np.ndarray, mean: np.ndarray) -> np.ndarray:
 def _interval(values: list[float]) -> list[float]:
     if len(values) < 2:
         return [values[0], values[0]]
+    from scipy.stats import t as student  # most of a second to import
+
     half = student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
     return [float(np.mean(values) - half), float(np.mean(values) + half)]
