@@ -1,7 +1,6 @@
 """Every option has an effect: it changes the plan, and it changes what is learned."""
 
 import ast
-import json
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -10,21 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from tests.conftest import randomize
 from tests.training.runs import assert_same_weights, plan_of, run, weights
 from vitreous import checkpoint, parallel
-from vitreous.config import FinetuneConfig, Preprocessing, TrainConfig
-from vitreous.data import make_loader, open_data
-from vitreous.data.augment import evaluation_transform
+from vitreous.config import FinetuneConfig, TrainConfig
+from vitreous.data import make_loader
 from vitreous.data.device import DeviceLoader
 from vitreous.data.host import HostLoader
-from vitreous.errors import DataError, LayoutError, ResumeError
-from vitreous.models import zoo
-from vitreous.models.architecture import ViTConfig
-from vitreous.predict import Classifier
-from vitreous.training import Result, finetune, loaders, setup, train
+from vitreous.errors import DataError, ResumeError
+from vitreous.training import Result, loaders, setup, train
 from vitreous.training.plan import NAMES, UNSEALED
 
 BASE = TrainConfig(
@@ -93,9 +86,9 @@ ELSEWHERE = {
     ),
     "pixels": "training/test_options.py::test_pixels_are_kept_where_they_are_asked_for",
     "data_root": "training/test_options.py::test_data_root_is_where_data_is_looked_for",
-    "train_limit": "training/test_options.py::test_train_limit_is_how_many_images_take_part",
-    "keep_head": "training/test_options.py::test_keep_head_keeps_the_rows_of_classes_that_both_know",
-    "heads": "training/test_options.py::test_heads_are_those_of_bare_weights",
+    "train_limit": "training/test_finetune.py::test_train_limit_is_how_many_images_take_part",
+    "keep_head": "training/test_finetune.py::test_keep_head_keeps_the_rows_of_classes_that_both_know",
+    "heads": "training/test_finetune.py::test_heads_are_those_of_bare_weights",
 }
 
 
@@ -226,9 +219,6 @@ def test_how_it_is_computed_reaches_the_hardware(
     }
 
 
-# -- where they are, and what fine-tuning adds ---------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("asked", "kind"), [("device", DeviceLoader), ("host", HostLoader), ("auto", HostLoader)]
 )
@@ -253,55 +243,3 @@ def test_data_root_is_where_data_is_looked_for(photos: str, tmp_path: Path) -> N
         train(path.name, replace(BASE, out=str(tmp_path), epochs=1))
     train(path.name, replace(BASE, out=str(tmp_path), epochs=1, data_root=str(path.parent)))
     assert (tmp_path / "results.json").is_file()
-
-
-@pytest.fixture(scope="module")
-def source(photos: str, tmp_path_factory: pytest.TempPathFactory) -> Classifier:
-    """A model with a random head, which knows two of the three classes, in another order."""
-    config = ViTConfig(
-        image_size=(16, 16), patch_size=(8, 8), width=24, depth=1, heads=2, mlp_width=32, num_classes=3
-    )
-    settings = Preprocessing(image_size=(16, 16), resize="exact")
-    first, _, last = open_data(photos).labels
-    return Classifier(
-        randomize(zoo.build(config)), evaluation_transform(settings, 8), [last, "else", first], {}
-    )
-
-
-def tuned(source: Path, photos: str, out: Path, **changes: Any) -> Path:
-    """Fine-tune for one step, which moves next to nothing."""
-    options = FinetuneConfig(tune="head", recipe="none", epochs=1, batch_size=32, lr=1e-9, device="cpu")
-    return finetune(str(source), photos, replace(options, out=str(out), **changes)).folder
-
-
-def test_keep_head_keeps_the_rows_of_classes_that_both_know(
-    photos: str, source: Classifier, tmp_path: Path
-) -> None:
-    file, head = source.save(tmp_path / "source.safetensors"), source.model.state_dict()["head.weight"]
-    for keep, expected in (
-        (False, torch.zeros_like(head)),
-        (True, torch.stack([head[2], torch.zeros_like(head[0]), head[0]])),
-    ):
-        found = weights(tuned(file, photos, tmp_path / str(keep), keep_head=keep))["head.weight"]
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
-
-
-def test_heads_are_those_of_bare_weights(photos: str, source: Classifier, tmp_path: Path) -> None:
-    """A shape that nobody published does not say how many it has; another number is another model."""
-    file = tmp_path / "bare.safetensors"
-    save_file(dict(source.model.state_dict()), file)
-    with pytest.raises(LayoutError, match="--heads N"):
-        tuned(file, photos, tmp_path / "none")
-    losses = {}
-    for heads in (2, 4):
-        folder = tuned(file, photos, tmp_path / str(heads), heads=heads, keep_head=True, lr=0.1)
-        assert value_at(folder, "architecture.heads") == heads
-        losses[heads] = json.loads((folder / "results.json").read_text())["test"]["loss"]
-    assert losses[2] != losses[4]
-
-
-def test_train_limit_is_how_many_images_take_part(photos: str, source: Classifier, tmp_path: Path) -> None:
-    file = source.save(tmp_path / "source.safetensors")
-    for limit, counts in ((None, "32 train, 4 val"), (20, "16 train, 4 val")):  # a fifth to choose with
-        folder = tuned(file, photos, tmp_path / str(limit), train_limit=limit)
-        assert counts in (folder / "model_card.md").read_text()
