@@ -36,15 +36,15 @@ TESTS = {
     "training/loaders": [f"training/test_{name}" for name in ("loaders", "results", "meaning", "loop")],
     "training/log": ["training/test_log", "training/test_loop", "training/test_refusal"],
     "training/loop": [
-        *(f"training/test_{name}" for name in ("loop", "average", "meaning", "budget", "results")),
-        *(f"training/test_{name}" for name in ("refusal", "signals", "kills", "ranks")),
+        *(f"training/test_{name}" for name in ("loop", "average", "refusal", "meaning", "results")),
+        *(f"training/test_{name}" for name in ("budget", "signals", "kills", "ranks")),
     ],
     "training/plan": ["training/test_defaults", "training/test_recipes"],
     "training/recipes": ["training/test_recipes", "training/test_finetune"],
     "training/refusal": ["training/test_refusal"],
     "training/results": [f"training/test_{name}" for name in ("results", "loop", "average")],
     "training/setup": [
-        *(f"training/test_{name}" for name in ("earlier_versions", "results", "folder", "loop", "setup")),
+        *(f"training/test_{name}" for name in ("setup", "earlier_versions", "folder", "loop", "results")),
         "training/test_options",
     ],
     "training/signals": ["training/test_signals"],
