@@ -37,7 +37,7 @@ TESTS = {
     "training/log": ["training/test_log", "training/test_loop", "training/test_refusal"],
     "training/loop": [
         *(f"training/test_{name}" for name in ("loop", "average", "refusal", "meaning", "results")),
-        *(f"training/test_{name}" for name in ("budget", "signals", "kills", "ranks")),
+        *(f"training/test_{name}" for name in ("budget", "folder", "signals", "kills", "ranks")),
     ],
     "training/plan": ["training/test_defaults", "training/test_recipes"],
     "training/recipes": ["training/test_recipes", "training/test_finetune"],
