@@ -180,6 +180,16 @@ def test_a_plan_gives_way_to_what_happens(tmp_path: Path, monkeypatch: pytest.Mo
     assert records(tmp_path / "run", "train")[-1]["lr"] < 1e-4
 
 
+def test_a_step_that_stalls_is_the_last_once_time_is_up(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Time(monkeypatch)
+    taken = paced(monkeypatch, clock, lambda done: 60.0 if done == 20 else 0.5, 0.01)
+    result = run(data, tmp_path, epochs=None, time_budget="60s")
+    assert len(taken) == 21 and clock.now - 1000 < 75
+    assert result.figures["test"]["count"] == 31  # what there is was evaluated
+
+
 def test_one_step_per_epoch_is_planned_as_any_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
