@@ -136,17 +136,23 @@ def test_speed_is_measured_against_all_ranks(undisturbed: Result, monkeypatch: p
     monkeypatch.setattr(parallel, "gather", lambda value, world: [10, 30][: world.size])
     plan = plan_of(undisturbed.folder)
 
-    def speed(ranks: int, pace: float | None) -> dict[str, Any]:
+    def speed(ranks: int, pace: float | None, waited: float = 2.0, steps: float = 8.0) -> dict[str, Any]:
         world = parallel.World(device=torch.device("cpu"), size=ranks)
-        times = {"log": SimpleNamespace(images_per_second=pace), "clock": SimpleNamespace(seconds=12.34)}
-        return results._speed(SimpleNamespace(world=world, plan=plan, **times))  # type: ignore[arg-type]
+        log = SimpleNamespace(images_per_second=pace, seconds=steps)
+        clock = SimpleNamespace(seconds=12.34, start=None if pace is None else 1.26, waited=waited)
+        return results._speed(SimpleNamespace(world=world, plan=plan, log=log, clock=clock))  # type: ignore[arg-type]
 
     used = 3 * 2 * cost.flops(plan.architecture) * 100.04 / 1e9
     alone, both = speed(1, 100.04), speed(2, 100.04)
     assert alone["mfu"] == pytest.approx(used, abs=1e-4) and both["mfu"] == pytest.approx(used / 2, abs=1e-4)
     assert (alone["peak_memory_bytes"], both["peak_memory_bytes"], both["ranks"]) == (10, 30, 2)
-    assert (both["images_per_second"], both["seconds"]) == (100.0, 12.3)
-    assert speed(1, None)["images_per_second"] is None and speed(1, None)["mfu"] is None  # too short to tell
+    assert (both["images_per_second"], both["seconds"], both["start_seconds"]) == (100.0, 12.3, 1.3)
+    assert (alone["waited_for_data"], alone["bottleneck"]) == (0.25, "model")
+    starved = speed(1, 100.04, waited=9.0)
+    assert (starved["waited_for_data"], starved["bottleneck"]) == (1.0, "loader")
+    short = speed(1, None, steps=0.0)  # too short to tell
+    unknown = ("images_per_second", "mfu", "start_seconds", "waited_for_data", "bottleneck")
+    assert all(short[name] is None for name in unknown)
 
 
 def test_every_evaluation_uses_the_workers_of_the_run(
