@@ -4,8 +4,8 @@
 
 Synthetic pixels, the plan that `vitreous train` would follow, steps as the loop takes them (loader, forward,
 backward, update, average). `MFU` is the share of the measured rate of a large matrix product. The profile
-names the kinds of GPU kernels by their share of the time; `idle` is when none ran. Without a GPU everything is
-tiny: it only shows that it runs.
+names the kinds of GPU kernels by their share of the time; `idle` is when none ran. Without a GPU everything
+is tiny: it only shows that it runs.
 """
 
 import argparse

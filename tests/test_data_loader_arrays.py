@@ -1,13 +1,18 @@
 """Arrays in memory go through the loader as files do: same order, same transform, same masks."""
 
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.data_batches import assert_same, digits_loader
 from tests.data_images import own_cache
 from vitreous.config import Augment, Preprocessing
-from vitreous.data import open_data
+from vitreous.data import make_loader, open_data
 from vitreous.data.augment import evaluation_transform
 
 __all__ = ["own_cache"]
@@ -52,3 +57,32 @@ def test_padded_arrays_have_masks_in_training_too() -> None:
         batch = next(digits_loader(preprocessing=settings, mask_step=(4, 8), **options).epoch())
         assert batch.mask is not None and len(batch.mask) == len(batch.images)
         assert (batch.mask == torch.tensor([True, True, False, False])).all()  # 8x8 in the upper half
+
+
+@pytest.mark.parametrize("pixels", ["host", "device"])
+@pytest.mark.parametrize("kind", ["array", "files"])
+def test_a_mirrored_image_stays_where_its_mask_is(tmp_path: Path, kind: str, pixels: Any) -> None:
+    """Padding is right of an upright image; it must not change sides when the image is mirrored."""
+    images = np.random.default_rng(0).integers(1, 255, (6, 16, 8, 3), np.uint8)
+    if kind == "array":
+        np.savez(tmp_path / "upright.npz", train_images=images, train_labels=np.arange(6) % 2)
+    else:
+        for number, image in enumerate(images):
+            path = tmp_path / "upright.npz" / "ab"[number % 2] / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+    split = open_data(tmp_path / "upright.npz", carve=False).splits["train"]
+    settings = Preprocessing(image_size=(16, 16), mean=(0.0,) * 3, std=(1.0,) * 3, resize="pad")
+    still = Augment(crop_scale=None, flip=0.0)
+    plain, mirrored = (
+        next(
+            make_loader(
+                split, preprocessing=settings, augment=augment, batch_size=6, mask_step=8, pixels=pixels
+            ).epoch()
+        )
+        for augment in (still, replace(still, flip=1.0))
+    )
+    assert torch.equal(mirrored.images[..., :8], plain.images[..., :8].flip(3))
+    assert not mirrored.images[..., 8:].any()
+    for batch in (plain, mirrored):
+        assert batch.mask is not None and (batch.mask == torch.tensor([True, False] * 2)).all()

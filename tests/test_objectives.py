@@ -7,6 +7,7 @@ from timm.loss.binary_cross_entropy import BinaryCrossEntropy
 from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
+from tests.conftest import randomize
 from vitreous.data import Batch
 from vitreous.errors import OptionError
 from vitreous.models.zoo import create_model
@@ -150,6 +151,23 @@ def test_a_vit_learns_through_it() -> None:
     assert losses[0] == pytest.approx(np.log(5))  # the head starts at zero: all classes are equal
     assert losses[-1] < 0.1 and metrics["accuracy"] == 1.0
     assert not metrics["accuracy"].requires_grad
+
+
+def test_padding_is_left_out_of_what_is_learned() -> None:
+    """Whatever lies under the mask changes neither the loss nor a gradient; without one it does."""
+    shape = {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "heads": 2, "mlp_width": 32}
+    objective = Supervised(randomize(create_model("vit_tiny_patch16_224", **shape, num_classes=5)))  # type: ignore[arg-type]
+    images, mask = torch.randn(7, 3, 8, 8), torch.tensor([[True, True, False, False]] * 7)
+    other = images.clone()
+    other[:, :, 4:] += 1.0
+
+    def learned(images: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
+        loss, _ = objective(Batch(images, LABELS, torch.arange(7), mask))
+        return loss, *torch.autograd.grad(loss, list(objective.parameters()))
+
+    for ours, theirs in zip(learned(images, mask), learned(other, mask), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert (learned(images, None)[0] - learned(other, None)[0]).abs() > 1e-3
 
 
 def test_wrong_options_are_named() -> None:

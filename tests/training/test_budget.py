@@ -1,10 +1,13 @@
 """Time budgets: used and kept, with a schedule that comes to its end, whatever the steps cost."""
 
+import math
 import re
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor
@@ -13,7 +16,8 @@ from tests import ranks
 from tests.training.conftest import stripes
 from tests.training.runs import records, run
 from vitreous import parallel
-from vitreous.data import Batch
+from vitreous.data import Batch, Loader
+from vitreous.evals.outputs import Inference
 from vitreous.training import loop
 from vitreous.training.clock import EVALUATIONS, Clock, evaluation_due, fit
 from vitreous.training.gradients import Gradients
@@ -118,6 +122,72 @@ def test_a_time_budget_is_kept(data: str, tmp_path: Path) -> None:
     assert result.figures["steps"] > 10
     rows = records(result.folder, "train")
     assert rows[-1]["lr"] < 0.05 * max(r["lr"] for r in rows)  # and the schedule came to its end
+
+
+def paced(
+    monkeypatch: pytest.MonkeyPatch, clock: Time, pace: Callable[[int], float], image: float
+) -> list[float]:
+    """Let steps (by their count) and evaluated images alone move the clock; return when each step ended."""
+    compute, batches, taken = Gradients.__call__, Inference.batches, []
+
+    def step(self: Gradients, batch: Batch, number: int) -> dict[str, Tensor]:
+        clock.now += pace(len(taken))
+        taken.append(clock.now)
+        return compute(self, batch, number)
+
+    def evaluate(self: Inference, loader: Loader, model: Any) -> Any:
+        clock.now += image * len(loader.split)
+        return batches(self, loader, model)
+
+    monkeypatch.setattr(Gradients, "__call__", step)
+    monkeypatch.setattr(Inference, "batches", evaluate)
+    monkeypatch.setattr(parallel, "matrix_rate", lambda *_: 1e12)
+    return taken
+
+
+@pytest.mark.parametrize(("pace", "timed"), [(1.0, 4), (0.4, 5)])
+def test_a_run_that_goes_as_planned(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pace: float,
+    timed: int,
+) -> None:
+    """Steps are timed for 3 % of a minute, four at least; an image costs half as much to evaluate as to train
+    on, as the plan supposes. At the end come one evaluation, the test images, and half a second."""
+    data = stripes(tmp_path / "stripes.npz", train=96, val=30, test=160)
+    clock = Time(monkeypatch)
+    taken = paced(monkeypatch, clock, lambda _: pace, 0.5 * pace / 16)
+    result = run(data, tmp_path / "run", epochs=None, time_budget="60s", warmup=0.0)
+    steps = result.figures["steps"]
+    assert len(taken) - steps == timed
+    assert 56.5 - pace < clock.now - 1000 <= 59.5  # 2 % are for what can't be foreseen
+    planned = re.search(r"^epochs: ([\d.]+)", capsys.readouterr().err, re.MULTILINE)
+    assert planned and 6 * float(planned[1]) == pytest.approx(steps, rel=0.05)
+    first, end = taken[timed - 1], 1000 + 0.98 * 60 - 0.5 * pace * (30 + 160) / 16 - 0.5
+    for row in records(tmp_path / "run", "train"):  # the schedule follows the time, not the steps
+        share = (taken[timed + row["step"] - 2] - first) / (end - first)
+        assert row["lr"] == pytest.approx(2e-3 * (1 + math.cos(math.pi * share)) / 2, rel=1e-6)
+
+
+def test_a_plan_gives_way_to_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps become three times as fast, and evaluations cost four times what was supposed."""
+    data = stripes(tmp_path / "stripes.npz", train=96, val=10, test=60)
+    clock = Time(monkeypatch)
+    taken = paced(monkeypatch, clock, lambda done: 1.2 if done < 15 else 0.4, 2 * 1.2 / 16)
+    run(data, tmp_path / "run", epochs=None, time_budget="60s")
+    assert 56 < clock.now - 1000 < 60 and len(taken) > 30
+    assert records(tmp_path / "run", "train")[-1]["lr"] < 1e-4
+
+
+def test_a_step_that_stalls_is_the_last_once_time_is_up(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Time(monkeypatch)
+    taken = paced(monkeypatch, clock, lambda done: 60.0 if done == 20 else 0.5, 0.01)
+    result = run(data, tmp_path, epochs=None, time_budget="60s")
+    assert len(taken) == 21 and clock.now - 1000 < 75
+    assert result.figures["test"]["count"] == 31  # what there is was evaluated
 
 
 def test_one_step_per_epoch_is_planned_as_any_other(

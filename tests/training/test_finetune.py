@@ -1,9 +1,12 @@
 """Fine-tuning: the paper's head, the recipes, what learns, another resolution, the same loop."""
 
 import json
+import shlex
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,19 +14,23 @@ import onnxruntime
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 import vitreous
 from tests import ranks
+from tests.conftest import randomize
+from tests.training.runs import plan_of, weights
 from vitreous import checkpoint, cli
 from vitreous.config import EvaluateConfig, FinetuneConfig, Preprocessing, TrainConfig
 from vitreous.data import open_data
-from vitreous.errors import DataError, ModelError
+from vitreous.data.augment import evaluation_transform
+from vitreous.errors import DataError, LayoutError, ModelError
 from vitreous.evaluate import evaluate
 from vitreous.export import export
-from vitreous.models import adapt
+from vitreous.models import adapt, zoo
 from vitreous.models.architecture import ViTConfig
 from vitreous.predict import Classifier
-from vitreous.training import finetune, recipes, tuning
+from vitreous.training import finetune, recipes, suite, tuning
 from vitreous.training.defaults import Facts, Pretrained, choose
 from vitreous.training.plan import Plan
 
@@ -64,6 +71,110 @@ def test_the_recipe_follows_the_data_and_gives_way_to_flags() -> None:
     for recipe in ("paper", "modern"):
         kept = planned(500, recipe=recipe, **given)
         assert (kept.optimizer, kept.layer_decay, kept.clip, kept.ema) == ("adamw", 1.0, 0.0, 0.9)
+
+
+# -- its own options -----------------------------------------------------------------------------------------
+
+MODULE = sys.modules["vitreous.training.finetune"]  # the package has the function under that name
+
+
+@pytest.fixture(scope="module")
+def source() -> Classifier:
+    """A model with a random head, which knows two of the three classes of stripes, in another order."""
+    config = ViTConfig(
+        **{"image_size": (8, 8), "patch_size": (4, 4), "in_channels": 1},
+        **{"width": 24, "depth": 1, "heads": 2, "mlp_width": 32, "num_classes": 3},
+    )
+    settings = Preprocessing(image_size=(8, 8), mean=(0.5,), std=(0.5,))
+    model = randomize(zoo.build(config))
+    return Classifier(model, evaluation_transform(settings, 4), ["flat", "else", "rows"], {})  # type: ignore[arg-type]
+
+
+def tuned(source: Path, data: str, out: Path, **changes: Any) -> Path:
+    """Fine-tune for one step, which moves next to nothing."""
+    options = FinetuneConfig(tune="head", recipe="none", epochs=1, batch_size=96, lr=1e-9, device="cpu")
+    return finetune(str(source), data, replace(options, out=str(out), **changes)).folder
+
+
+def test_keep_head_keeps_the_rows_of_classes_that_both_know(
+    data: str, source: Classifier, tmp_path: Path
+) -> None:
+    file, head = source.save(tmp_path / "source.safetensors"), source.model.state_dict()["head.weight"]
+    zero = torch.zeros_like(head)
+    for keep, expected in ((False, zero), (True, torch.stack([head[2], zero[0], head[0]]))):
+        found = weights(tuned(file, data, tmp_path / str(keep), keep_head=keep))["head.weight"]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+
+
+def test_heads_are_those_of_bare_weights(data: str, source: Classifier, tmp_path: Path) -> None:
+    """A shape that nobody published does not say how many it has; another number is another model."""
+    file = tmp_path / "bare.safetensors"
+    save_file(dict(source.model.state_dict()), file)
+    with pytest.raises(LayoutError, match="--heads N"):
+        tuned(file, data, tmp_path / "none")
+    losses = {}
+    for heads in (2, 4):
+        folder = tuned(file, data, tmp_path / str(heads), heads=heads, lr=0.1)
+        assert plan_of(folder).architecture.heads == heads  # type: ignore[union-attr]
+        losses[heads] = json.loads((folder / "results.json").read_text())["test"]["loss"]
+    assert losses[2] != losses[4]
+
+
+def test_train_limit_is_how_many_images_take_part(data: str, source: Classifier, tmp_path: Path) -> None:
+    file = source.save(tmp_path / "source.safetensors")
+    for limit, counts in ((None, "96 train, 30 val"), (20, "16 train, 4 val")):  # a fifth to choose with
+        folder = tuned(file, data, tmp_path / str(limit), train_limit=limit)
+        assert counts in (folder / "model_card.md").read_text()
+
+
+def test_the_recipe_is_asked_for_by_the_number_of_images(
+    data: str, source: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    choose_recipe = recipes.for_finetuning
+
+    def spy(options: FinetuneConfig, images: int, gpu: bool) -> recipes.Recipe:
+        asked.append(images)
+        return choose_recipe(options, images, gpu)
+
+    monkeypatch.setattr(recipes, "for_finetuning", spy)
+    file = source.save(tmp_path / "source.safetensors")
+    folder = tuned(file, data, tmp_path / "run")
+    assert asked == [96]
+    words = shlex.split(json.loads((folder / "config.json").read_text())["command"])
+    assert words[:4] == ["vitreous", "finetune", str(file), data]
+
+
+def test_each_task_of_a_suite_has_its_folder_limit_and_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    figures = {"accuracy": 0.5, "mean_average_precision": 0.25, "mean_per_class_accuracy": 0.75}
+
+    def stub(source: str, data: str, options: FinetuneConfig, dataset: Any) -> Any:
+        assert options.out is not None
+        Path(options.out).mkdir(parents=True)
+        asked.append((source, data, options.out, options.train_limit))
+        return SimpleNamespace(figures={"test": figures})
+
+    monkeypatch.setattr(MODULE, "finetune", stub)
+    opened = {"one": SimpleNamespace(multilabel=False), "two": SimpleNamespace(multilabel=True)}
+    monkeypatch.setattr(MODULE.suites, "open_task", lambda task, *_: opened[task.name])
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text('[one]\ndata = "a"\n[two]\ndata = "b"\n')
+    Path("own.toml").write_text('[one]\ndata = "a"\nmetric = "mean_per_class_accuracy"\n')
+    results: list[Any] = []
+    found = suite("model", "mine.toml", FinetuneConfig(), results.append)
+    assert asked == [("model", "a", "runs/mine/one", 1000), ("model", "b", "runs/mine/two", 1000)]
+    assert len(results) == 2 and json.loads(Path("runs/mine/suite.json").read_text()) == found
+    one, two = found["tasks"]
+    assert one["accuracy"] == 0.5 and "accuracy" not in two and two["mean_average_precision"] == 0.25
+    found = suite("model", "own.toml", FinetuneConfig(out="here", train_limit=7), results.append)
+    assert asked[2:] == [("model", "a", "here/one", 7)] and found["train_images"] == 7
+    assert found["tasks"][0]["mean_per_class_accuracy"] == 0.75
+
+
+# -- the paper's procedure -----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

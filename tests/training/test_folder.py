@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 
 from tests.forks import FORKS
-from tests.training.runs import assert_same_run, run, slow
+from tests.training.runs import OPTIONS, assert_same_run, run, slow
 from vitreous import cli, files
 from vitreous.errors import DiskFullError, ResumeError
-from vitreous.training import Result, folder
+from vitreous.training import Result, folder, train
 from vitreous.training.folder import RunLock
 
 
@@ -113,3 +114,12 @@ def test_changed_options_are_refused_with_both_values(tmp_path: Path) -> None:
         folder.refuse_changes(stored, {**before, "lr": 0.01, "ema": 0.99}, tmp_path)
     assert caught.match("ema was null and is now 0.99; lr was 0.001 and is now 0.01: repeat the old ones, or")
     assert "image_size" not in str(caught.value)
+
+
+def test_a_run_without_a_folder_is_named_by_its_data(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = train(data, replace(OPTIONS, epochs=1))
+    assert result.folder == Path("runs") / "stripes"
+    assert (tmp_path / "runs" / "stripes" / "results.json").is_file()

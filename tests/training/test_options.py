@@ -1,5 +1,7 @@
 """Every option has an effect: it changes the plan, and it changes what is learned."""
 
+import ast
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ import torch
 from tests.training.runs import assert_same_weights, plan_of, run, weights
 from vitreous import checkpoint, parallel
 from vitreous.config import FinetuneConfig, TrainConfig
-from vitreous.errors import ResumeError
-from vitreous.training import Result, setup, train
+from vitreous.data import make_loader
+from vitreous.data.device import DeviceLoader
+from vitreous.data.host import HostLoader
+from vitreous.errors import DataError, ResumeError
+from vitreous.training import Result, loaders, setup, train
 from vitreous.training.plan import NAMES, UNSEALED
 
 BASE = TrainConfig(
@@ -61,16 +66,31 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("balance", "sampler", "balance", {}),
     ("precision", "bf16", "precision", {}),
 ]
+# The others, and the test that shows what each does.
 ELSEWHERE = {
-    *("recipe", "time_budget"),  # test_recipes.py, test_budget.py
-    *("out", "data_root", "device", "workers", "micro_batch", "compile", "checkpointing", "shard", "pixels"),
-    *("save_every", "keep", "on_nan", "tensorboard", "wandb", "mlflow"),  # what may differ on resume
-    *("tune", "train_limit", "keep_head", "heads"),  # fine-tuning's: test_finetune.py
+    "recipe": "training/test_recipes.py::test_a_run_is_repeated",
+    "time_budget": "training/test_budget.py::test_a_time_budget_is_kept",
+    "out": "training/test_loop.py::test_the_command_line_trains_and_reports",
+    "workers": "training/test_results.py::test_every_evaluation_uses_the_workers_of_the_run",
+    "micro_batch": "training/test_memory.py::test_out_of_memory_takes_smaller_parts",
+    "on_nan": "training/test_refusal.py::test_rollback_leaves_the_batch_out",
+    "tune": "training/test_finetune.py::test_each_way_to_tune_learns_and_seals_an_ordinary_model",
+    **dict.fromkeys(
+        ("tensorboard", "wandb", "mlflow"), "training/test_log.py::test_sinks_are_those_that_were_asked_for"
+    ),
+    **dict.fromkeys(
+        ("device", "compile", "checkpointing", "shard"),
+        "training/test_options.py::test_how_it_is_computed_reaches_the_hardware",
+    ),
+    **dict.fromkeys(
+        ("keep", "save_every"), "training/test_options.py::test_what_is_free_on_resume_changes_nothing"
+    ),
+    "pixels": "training/test_options.py::test_pixels_are_kept_where_they_are_asked_for",
+    "data_root": "training/test_options.py::test_data_root_is_where_data_is_looked_for",
+    "train_limit": "training/test_finetune.py::test_train_limit_is_how_many_images_take_part",
+    "keep_head": "training/test_finetune.py::test_keep_head_keeps_the_rows_of_classes_that_both_know",
+    "heads": "training/test_finetune.py::test_heads_are_those_of_bare_weights",
 }
-
-
-KNOWN = {each.name for each in (*fields(TrainConfig), *fields(FinetuneConfig))}
-CHANGES = [row for row in CHANGES if row[0] in KNOWN]
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +143,16 @@ def value_at(folder: Path, path: str) -> Any:
 
 
 def test_no_option_is_forgotten() -> None:
-    assert KNOWN <= {option for option, *_ in CHANGES} | ELSEWHERE
-    assert setup.FREE <= ELSEWHERE
+    """A new option needs a row above, or a test that names it; one that is gone leaves nothing behind."""
+    options = {each.name for each in (*fields(TrainConfig), *fields(FinetuneConfig))}
+    assert options == {option for option, *_ in CHANGES} | ELSEWHERE.keys()
+    assert setup.FREE <= ELSEWHERE.keys()
+    for option, where in ELSEWHERE.items():
+        file, name = where.split("::")
+        tree = ast.parse((Path(__file__).parents[1] / file).read_text())
+        (test,) = (each for each in tree.body if isinstance(each, ast.FunctionDef) and each.name == name)
+        words = re.split(r"[^a-z_]+", ast.unparse(test).replace("-", "_"))
+        assert {option, f"__{option}"} & set(words), f"{where} does not mention {option}"
 
 
 @pytest.mark.parametrize(("option", "value", "path", "needs"), CHANGES, ids=lambda x: str(x)[:20])
@@ -190,3 +218,29 @@ def test_how_it_is_computed_reaches_the_hardware(
         **{"compile": "whole", "shard": True, "checkpointing": True},
         **{"precision": "bf16", "device": "cpu"},
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"), [("device", DeviceLoader), ("host", HostLoader), ("auto", HostLoader)]
+)
+def test_pixels_are_kept_where_they_are_asked_for(
+    photos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any, kind: type
+) -> None:
+    """Of training, of validation and of the last evaluation; a CPU keeps them as they are, unless asked."""
+    made: list[Any] = []
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        made.append(make_loader(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(loaders, "make_loader", spy)
+    train(photos, replace(BASE, out=str(tmp_path), epochs=1, pixels=asked))
+    assert [type(loader) for loader in made] == [kind] * 3
+
+
+def test_data_root_is_where_data_is_looked_for(photos: str, tmp_path: Path) -> None:
+    path = Path(photos)
+    with pytest.raises(DataError, match="no data at"):
+        train(path.name, replace(BASE, out=str(tmp_path), epochs=1))
+    train(path.name, replace(BASE, out=str(tmp_path), epochs=1, data_root=str(path.parent)))
+    assert (tmp_path / "results.json").is_file()

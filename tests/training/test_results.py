@@ -4,22 +4,25 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tests.training.conftest import stripes
-from tests.training.runs import OPTIONS, records, run
-from vitreous import checkpoint, cli
+from tests.training.runs import OPTIONS, assert_same_weights, plan_of, records, run, weights
+from vitreous import checkpoint, cli, parallel
 from vitreous.config import EvaluateConfig
-from vitreous.data import Batch, Dataset, Loader
+from vitreous.data import Batch, Dataset, Loader, open_data
 from vitreous.evals.outputs import Inference
 from vitreous.evaluate import evaluate
+from vitreous.models import cost
 from vitreous.models.weights import Model
 from vitreous.objectives import Objective
-from vitreous.training import Result, train
+from vitreous.training import Result, results, train
 from vitreous.training.plan import Plan
 
 
@@ -106,6 +109,50 @@ def test_without_a_test_split_val_is_measured_once(tmp_path: Path) -> None:
     sealed = checkpoint.read(tmp_path / "run" / "best.safetensors").about["results"]
     assert sealed == {"val": result.figures["val"]}
     assert json.loads((tmp_path / "run" / "evaluation.json").read_text())["split"] == "val"
+
+
+def test_without_images_to_choose_with_the_last_weights_are_the_best(tmp_path: Path) -> None:
+    data = stripes(tmp_path / "one.npz", train=48)
+    options = replace(OPTIONS, out=str(tmp_path / "run"), epochs=1)
+    result = train(data, options, dataset=open_data(data, carve=False))
+    assert not {"val", "test"} & result.figures.keys()
+    assert_same_weights(weights(result.folder, "best"), weights(result.folder, "last"))
+    assert result.classifier.labels == ["rows", "columns", "flat"]
+    assert "Carved" not in (result.folder / "model_card.md").read_text()
+
+
+def test_the_card_says_what_was_carved_and_is_a_table(tmp_path: Path) -> None:
+    data = stripes(tmp_path / "one.npz", train=96)
+    result = run(data, tmp_path / "run", epochs=1)
+    card = (tmp_path / "run" / "model_card.md").read_text()
+    carved = [name for name in ("val", "test") if name in result.figures]
+    assert f"Carved from the training images: {', '.join(carved)}." in card and carved
+    assert "| split | accuracy | loss | images |\n|---|---|---|---|\n| val | " in card
+
+
+def test_speed_is_measured_against_all_ranks(undisturbed: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A multiply-add is two operations, backward twice forward; each rank brings a matrix unit."""
+    monkeypatch.setattr(parallel, "matrix_rate", lambda *_: 1e9)
+    monkeypatch.setattr(parallel, "gather", lambda value, world: [10, 30][: world.size])
+    plan = plan_of(undisturbed.folder)
+
+    def speed(ranks: int, pace: float | None, waited: float = 2.0, steps: float = 8.0) -> dict[str, Any]:
+        world = parallel.World(device=torch.device("cpu"), size=ranks)
+        log = SimpleNamespace(images_per_second=pace, seconds=steps)
+        clock = SimpleNamespace(seconds=12.34, start=None if pace is None else 1.26, waited=waited)
+        return results._speed(SimpleNamespace(world=world, plan=plan, log=log, clock=clock))  # type: ignore[arg-type]
+
+    used = 3 * 2 * cost.flops(plan.architecture) * 100.04 / 1e9
+    alone, both = speed(1, 100.04), speed(2, 100.04)
+    assert alone["mfu"] == pytest.approx(used, abs=1e-4) and both["mfu"] == pytest.approx(used / 2, abs=1e-4)
+    assert (alone["peak_memory_bytes"], both["peak_memory_bytes"], both["ranks"]) == (10, 30, 2)
+    assert (both["images_per_second"], both["seconds"], both["start_seconds"]) == (100.0, 12.3, 1.3)
+    assert (alone["waited_for_data"], alone["bottleneck"]) == (0.25, "model")
+    starved = speed(1, 100.04, waited=9.0)
+    assert (starved["waited_for_data"], starved["bottleneck"]) == (1.0, "loader")
+    short = speed(1, None, steps=0.0)  # too short to tell
+    unknown = ("images_per_second", "mfu", "start_seconds", "waited_for_data", "bottleneck")
+    assert all(short[name] is None for name in unknown)
 
 
 def test_every_evaluation_uses_the_workers_of_the_run(

@@ -4,9 +4,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,13 +46,19 @@ def test_facts_of_arrays(data: str, pairs: Path) -> None:
 
 
 def test_processors_are_shared_among_local_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    own = {0: set(range(12))}  # 0: this process
+    monkeypatch.setattr(os, "sched_getaffinity", own.__getitem__, raising=False)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert setup.cores() == 12
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")
     assert setup.cores() == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "50")
     assert setup.cores() == 1
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    for found, expected in ((6, 6), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda found=found: found)
+        assert setup.cores() == expected
 
 
 @pytest.mark.parametrize(
@@ -101,6 +109,18 @@ def test_data_without_training_images_is_refused(tmp_path: Path) -> None:
     np.savez(path, test_images=np.zeros((4, 8, 8, 1), np.uint8), test_labels=np.array([0, 1, 0, 1]))
     with pytest.raises(DataError, match=r"only\.npz has no training images: a train split is needed"):
         run(str(path), tmp_path / "run")
+    empty: Any = SimpleNamespace(splits={"train": ()})
+    with pytest.raises(DataError, match="nothing has no training images"):
+        setup.agree_on_plan(tmp_path / "run", "nothing", empty, OPTIONS, CPU)
+
+
+def test_data_that_is_mostly_broken_is_refused_before_a_plan(pictures: str, tmp_path: Path) -> None:
+    broken = Path(shutil.copytree(pictures, tmp_path / "broken"))
+    for path in list((broken / "train").rglob("*.png"))[:20]:
+        path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(DataError, match="20 of "):
+        run(str(broken), tmp_path / "run", workers=0)
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_the_command_and_the_data_are_written_down(

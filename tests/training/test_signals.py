@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,37 @@ import pytest
 from tests.forks import FORKS
 from tests.training.runs import assert_same_run, assert_same_weights, run, slow, weights
 from vitreous.training import Result
+from vitreous.training.signals import StopSignal
+
+
+def test_before_the_loop_a_signal_ends_at_once() -> None:
+    """There is nothing to save yet; in the loop it is a wish. Afterwards signals mean what they did."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    for number, error in ((signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)):
+        with StopSignal() as stop:
+            assert not stop.received
+            with pytest.raises(error) as ended:
+                signal.raise_signal(number)
+            assert number == signal.SIGINT or ended.value.code == 143  # type: ignore[attr-defined]
+        with StopSignal() as stop:
+            stop.armed = True
+            signal.raise_signal(number)
+            assert stop.received
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_thread_leaves_signals_alone() -> None:
+    """Python lets the main thread alone handle them: a run in a notebook's thread goes without."""
+    entered: list[bool] = []
+
+    def enter() -> None:
+        with StopSignal() as stop:
+            entered.append(stop.received)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert entered == [False]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -100,7 +100,7 @@ class BatchAugment(nn.Module):
         flip = as_uniforms(draws[FLIP])[:, 0] < self.augment.flip
         if CROP not in draws:
             images = store.pixels[indices]
-            return torch.where(flip[:, None, None, None], images.flip(3), images)
+            return mirrored(images, store.sizes[indices, 1], flip)
         heights, widths = store.sizes[indices].unbind(1)
         attempts = as_uniforms(draws[CROP]).unflatten(1, (ATTEMPTS, 4))
         boxes = device_boxes.crop_boxes(heights, widths, self.augment, attempts)
@@ -159,3 +159,10 @@ def crop_resize(
 
 def _rounded(values: Tensor) -> Tensor:
     return (values + 0.5).floor().clamp(0, 255)
+
+
+def mirrored(images: Tensor, widths: Tensor, flip: Tensor) -> Tensor:
+    """Mirror images where `flip` says so, each within its width: padding stays where masks have it."""
+    places = torch.arange(images.shape[3], device=images.device)
+    turn = flip[:, None] & (places < widths[:, None])
+    return images.take_along_dim(torch.where(turn, widths[:, None] - 1 - places, places)[:, None, None], 3)

@@ -128,7 +128,8 @@ class Pipeline:
         if draws.flip.any():
             rows = torch.from_numpy(np.flatnonzero(draws.flip))
             images[rows] = images[rows].flip(3)
-        return self._operated(images, draws), mask
+        images = self._operated(images, draws)
+        return (self.pixels.pad_arrays(images) if self.pixels.pads else images), mask
 
     def _operated(self, images: Tensor, draws: Draws) -> Tensor:
         if not self.operate or draws.operate.shape[1] == 0:

@@ -118,14 +118,20 @@ class Pixels:
         return self.array.shape[2], self.array.shape[3]
 
     def fit_arrays(self, images: Tensor) -> Tensor:
-        """Fit arrays of one size to the model's size, as evaluation does, at once."""
+        """Fit arrays of one size to the model's size, as evaluation does, at once; but don't pad yet."""
         height, width = images.shape[2], images.shape[3]
         scaled = self.transform.scaled_size(height, width)
         boxes = np.tile([0, 0, height, width], (len(images), 1))
         fitted = crop_resize(images, boxes, scaled, self.preprocessing.interpolation)
         target = self.preprocessing.image_size
-        if self.pads or scaled[0] < target[0] or scaled[1] < target[1]:
-            whole = [self.transform.padded(image.permute(1, 2, 0).numpy()) for image in fitted]
-            return torch.from_numpy(np.stack(whole)).permute(0, 3, 1, 2).contiguous()
+        if self.pads:
+            return fitted
+        if scaled[0] < target[0] or scaled[1] < target[1]:
+            return self.pad_arrays(fitted)
         top, left = round((scaled[0] - target[0]) / 2.0), round((scaled[1] - target[1]) / 2.0)
         return fitted[:, :, top : top + target[0], left : left + target[1]].contiguous()
+
+    def pad_arrays(self, images: Tensor) -> Tensor:
+        """Pad what was fitted, and may have been mirrored since: the mask has the padding right and below."""
+        whole = [self.transform.padded(image.permute(1, 2, 0).numpy()) for image in images]
+        return torch.from_numpy(np.stack(whole)).permute(0, 3, 1, 2).contiguous()
