@@ -303,10 +303,11 @@ def gather(value: Value, world: World) -> list[Value]:
 
 def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return detached CPU copies with the shards of all ranks joined: what a sealed file holds."""
-    return {
-        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().cpu().clone()
+    joined = {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value  # pyright: ignore[reportAttributeAccessIssue]
         for name, value in tensors.items()
     }
+    return {name: value.detach().cpu().clone() for name, value in joined.items()}
 
 
 def load_whole(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
