@@ -5,6 +5,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import fields, make_dataclass
 from functools import wraps
 from pathlib import Path
@@ -257,3 +258,21 @@ def test_a_bug_is_named_as_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert (
         "unexpected ZeroDivisionError: oh (this is a bug; run again with --debug" in capsys.readouterr().err
     )
+
+
+def test_a_commands_time_counts_from_the_start_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget is the user's time, imports included; a program that calls us may be hours old."""
+    started: list[float] = []
+    monkeypatch.setitem(cli.VERBS, "models", lambda: started.append(api._now()))
+    monkeypatch.setattr(cli, "_age", lambda: 3600.0)
+    monkeypatch.setattr(sys, "argv", ["vitreous", "models"])
+    assert cli.main() == 0 and cli.main(["models"]) == 0
+    now = time.monotonic()
+    assert started[0] < now - 3599 and now - 60 < started[1] < now
+    assert api._now() >= now  # the next call in Python begins when it is made
+
+
+def test_the_age_of_a_process_is_what_the_system_says() -> None:
+    code = "import time; time.sleep(0.5); from vitreous import cli; print(cli._age())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0.5 <= float(done.stdout) < 300 or not Path("/proc/self/stat").exists()

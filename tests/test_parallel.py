@@ -1,8 +1,10 @@
 """One process against several, compiled and checkpointed against plain; devices, precision, sums, speed."""
 
 import json
+import os
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from tests import ranks
 from tests.tiny import Tiny, batch
 from vitreous import optim, parallel
 from vitreous.errors import OptionError
+from vitreous.models.architecture import ViTConfig
+from vitreous.models.zoo import build
 
 CPU = torch.device("cpu")
 ALONE = parallel.World(device=CPU)
@@ -242,3 +246,53 @@ def test_convolutions_get_their_layout() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     single = parallel.prepare(Tiny(), ALONE)  # one convolution alone: the patches of a ViT
     assert single.get_parameter("patch_embed.proj.weight").is_contiguous()
+
+
+def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(name, "elsewhere")
+    with parallel.join("cpu"):
+        assert os.environ[name] == "elsewhere"  # the user's own choice
+    monkeypatch.delenv(name)
+    with parallel.join("cpu"):
+        assert Path(os.environ[name]) == tmp_path / "cache" / "compiled" and Path(os.environ[name]).is_dir()
+    monkeypatch.delenv(name)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VITREOUS_CACHE", str(tmp_path / "file"))
+    with parallel.join("cpu"):
+        assert name not in os.environ  # no folder can be made: torch takes its own
+
+
+def test_an_evaluation_is_not_compiled() -> None:
+    calls: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        calls.append("compiled")
+        return graph
+
+    layer = nn.Linear(2, 2)
+    layer.compile(backend=backend)
+    with parallel.uncompiled():
+        layer(torch.ones(1, 2))
+    assert not calls
+    layer(torch.ones(1, 2))
+    assert calls == ["compiled"]
+
+
+def test_one_compiled_block_serves_every_rate_of_stochastic_depth() -> None:
+    """With torch 2.11's treatment of numbers; the first block, which drops nothing, has its own."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    shape: dict[str, Any] = {"width": 16, "depth": 5, "heads": 2, "mlp_width": 32, "num_classes": 3}
+    model = build(ViTConfig(image_size=(8, 8), patch_size=(4, 4), drop_path=0.2, **shape)).train()
+    with torch._dynamo.config.patch(specialize_float=True):
+        for block in parallel.blocks(model):
+            block.compile(backend=backend)
+        model(torch.ones(2, 3, 8, 8))
+    assert len(graphs) == 2

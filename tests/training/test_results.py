@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from tests.training.runs import OPTIONS, assert_same_weights, plan_of, records, 
 from vitreous import checkpoint, cli, parallel
 from vitreous.config import EvaluateConfig
 from vitreous.data import Batch, Dataset, Loader, open_data
+from vitreous.data.host import HostLoader
 from vitreous.evals.outputs import Inference
 from vitreous.evaluate import evaluate
 from vitreous.models import cost
@@ -153,6 +156,24 @@ def test_speed_is_measured_against_all_ranks(undisturbed: Result, monkeypatch: p
     short = speed(1, None, steps=0.0)  # too short to tell
     unknown = ("images_per_second", "mfu", "start_seconds", "waited_for_data", "bottleneck")
     assert all(short[name] is None for name in unknown)
+
+
+def test_what_sets_the_pace_is_named(
+    data: str, tmp_path: Path, undisturbed: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model, unless most of the time is spent waiting for batches; the start counts for neither."""
+    assert undisturbed.figures["bottleneck"] == "model" and undisturbed.figures["waited_for_data"] < 0.5
+    assert 0 < undisturbed.figures["start_seconds"] < undisturbed.figures["seconds"]
+    epoch = HostLoader.epoch
+
+    def slow(self: HostLoader, *arguments: Any, **options: Any) -> Iterator[Batch]:
+        for batch in epoch(self, *arguments, **options):
+            time.sleep(0.6 if self.augment else 0.0)
+            yield batch
+
+    monkeypatch.setattr(HostLoader, "epoch", slow)
+    figures = run(data, tmp_path / "slow", epochs=1).figures
+    assert figures["bottleneck"] == "loader" and 0.5 < figures["waited_for_data"] <= 1.0
 
 
 def test_every_evaluation_uses_the_workers_of_the_run(

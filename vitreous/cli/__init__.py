@@ -34,7 +34,8 @@ REMEDIES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status: 0, 1 with one line on stderr, or 2 for wrong usage."""
-    api.command_started = time.monotonic() - _age()
+    as_command = arguments is None  # else a program that may be old calls us
+    api.command_started = time.monotonic() - (_age() if as_command else 0.0)
     try:
         return _main(arguments)
     finally:
