@@ -291,7 +291,7 @@ def test_one_compiled_block_serves_every_rate_of_stochastic_depth() -> None:
     torch._dynamo.reset()
     shape: dict[str, Any] = {"width": 16, "depth": 5, "heads": 2, "mlp_width": 32, "num_classes": 3}
     model = build(ViTConfig(image_size=(8, 8), patch_size=(4, 4), drop_path=0.2, **shape)).train()
-    with torch._dynamo.config.patch(specialize_float=True):
+    with torch.no_grad(), torch._dynamo.config.patch(specialize_float=True):
         for block in parallel.blocks(model):
             block.compile(backend=backend)
         model(torch.ones(2, 3, 8, 8))
