@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ def say_into(path: Path) -> None:
     with path.open("a") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
+
+
+def forget_vitreous() -> None:
+    """Let this process import vitreous anew, so that what nobody imports is missing, as for a user."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vitreous"]:
+        del sys.modules[name]
 
 
 def printed(folder: Path, work: Callable[..., None], *arguments: Any) -> list[str]:

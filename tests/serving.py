@@ -54,7 +54,7 @@ def running(checkpoint: Path, folder: Path, *flags: str, seconds: float = 0.0) -
     process.start()
     try:
         server = Running(process, _port(process, log), log)
-        _until_ready(server)
+        until_ready(server.url)
         yield server
     finally:
         process.kill()
@@ -84,13 +84,14 @@ def _port(process: ForkServerProcess, log: Path) -> int:
     raise AssertionError(f"the server did not start: {log.read_text()}")
 
 
-def _until_ready(server: Running) -> None:
+def until_ready(url: str) -> None:
+    """Wait until the model of a server is warm."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
-            if httpx.get(f"{server.url}/readyz").status_code == 200:
+            if httpx.get(f"{url}/readyz").status_code == 200:
                 return
         except httpx.TransportError:
             pass
         time.sleep(0.02)
-    raise AssertionError(f"the server did not get ready: {server.log.read_text()}")
+    raise AssertionError(f"the server at {url} did not get ready")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import printed
+from tests.forks import forget_vitreous, printed
 from vitreous import cli
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def _python(source: str) -> None:
+    forget_vitreous()
     exec(compile(source, "snippet", "exec"), {"__name__": "__main__"})
 
 

@@ -66,9 +66,9 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_no_import_of_a_module_hides_a_public_name(tmp_path: Path) -> None:
     """`import vitreous.evaluate` binds the module to the package, unless the package refuses."""
     program = """
-import importlib, pkgutil, sys, types
-for name in [name for name in sys.modules if name.partition(".")[0] == "vitreous"]:
-    del sys.modules[name]
+import importlib, pkgutil, types
+from tests.forks import forget_vitreous
+forget_vitreous()
 import vitreous
 for each in pkgutil.walk_packages(vitreous.__path__, "vitreous."):
     if not each.name.endswith("__main__"):

@@ -1,7 +1,11 @@
 """A server from its start to its end: settings, warming up, overload, a quiet end."""
 
 import asyncio
+import os
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,13 +17,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.serve_client import client, post, wait_until_ready
-from tests.serving import Running, running
+from tests.serving import Running, running, until_ready
 from vitreous import cli
 from vitreous.errors import VitreousError
 from vitreous.predict import Classifier
 from vitreous.serve import start
 from vitreous.serve.app import create_app
 from vitreous.serve.settings import Settings
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
@@ -77,6 +83,24 @@ def test_a_model_that_cannot_be_warmed_ends_the_server(
             time.sleep(0.02)
         assert made.get("/readyz").status_code == 503
     assert str(failures[0]) == "the device is gone"
+
+
+def test_the_command_serves_in_a_fresh_process(checkpoint: Path, tmp_path: Path) -> None:
+    """The other servers are forked from a process that has imported everything."""
+    command = [sys.executable, "-m", "vitreous", "serve", str(checkpoint), "--port", "0"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        until = time.monotonic() + 60
+        while not (found := re.search(r"http://\S+/", (tmp_path / "log").read_text())):
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.05)
+        until_ready(found[0].rstrip("/"))
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_sigterm_lets_requests_finish(checkpoint: Path, image: bytes, tmp_path: Path) -> None:
