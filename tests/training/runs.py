@@ -1,6 +1,7 @@
 """Runs to test with: small ones, ones that are killed or slowed down, and what makes two runs the same."""
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -123,6 +124,7 @@ def slow(data: str, out: Path, ready: Any, seconds: float, *more: str) -> None:
     """Train through the command line with slow steps, telling when the first is under way."""
     torch.set_num_threads(1)
     os.setsid()  # a group of its own, as a shell gives every command
+    multiprocessing.set_start_method(None, force=True)  # loader workers of its own, not the fork server's
     take = Step.__call__
 
     def slowly(self: Step, batch: Batch, step: int, lr: float) -> Outcome:

@@ -5,6 +5,7 @@ Batches come in an order that is a function of (seed, epoch, position); workers 
 
 import contextlib
 import math
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -149,7 +150,7 @@ class HostLoader:
                 collate_fn=_same,
                 pin_memory=self.device.type == "cuda",
                 persistent_workers=True,
-                worker_init_fn=_ignore_ctrl_c,
+                worker_init_fn=_leave_the_group,
                 # Its own: the global one must not depend on the number of workers
                 generator=torch.Generator(),
             )
@@ -247,9 +248,12 @@ class HostLoader:
         return torch.nn.functional.one_hot(targets, self.split.classes).float()
 
 
-def _ignore_ctrl_c(_: int) -> None:
-    """Ignore Ctrl-C, which a terminal sends to every process: the main one decides, and may save first."""
+def _leave_the_group(_: int) -> None:
+    """Take a worker out of reach of signals to the whole run, which terminals and shells send: the main
+    process decides, saves with batches that are still coming, and then ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
 
 
 def _same(raw: Any) -> Any:
