@@ -52,7 +52,7 @@ TESTS = {
     "training/step": [f"training/test_{name}" for name in ("loop", "meaning", "refusal")],
     "training/tuning": ["training/test_tuning"],
     "objectives/__init__": ["training/test_results", "test_objectives"],
-    "objectives/supervised": ["test_objectives", "training/test_results"],
+    "objectives/supervised": ["test_objectives", "training/test_results", "training/test_meaning"],
     "evals/answers": ["evals/test_answers", "evals/test_accuracy"],
     "evals/accuracy": ["evals/test_accuracy", "evals/test_answers"],
     "evals/multilabel": ["evals/test_multilabel"],

@@ -102,6 +102,20 @@ def test_a_wish_to_stop_is_heard() -> None:
         mean_loss.collect(Supervised(Linear()), Feed(split, 20), inference)  # type: ignore[arg-type]
 
 
+class Dropping(Linear):
+    """The same, which forgets half of what it sees while it learns."""
+
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.layer(nn.functional.dropout(images.flatten(1), 0.5, self.training))
+
+
+def test_a_mean_loss_is_taken_without_dropout() -> None:
+    split = open_data("digits").splits["val"]
+    objective = Supervised(Dropping()).train()  # type: ignore[arg-type]
+    found = mean_loss.collect(objective, Feed(split), Inference(world=ALONE)).figures  # type: ignore[arg-type]
+    assert found["loss"] == pytest.approx(accuracy.headline(answered(split, 50))["loss"], rel=1e-6)
+
+
 def _on_ranks(folder: Path) -> None:
     """181 images in batches of 90: the last batch has one image, and all ranks but one have none of it."""
     with parallel.join("cpu") as world:

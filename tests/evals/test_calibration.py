@@ -39,6 +39,14 @@ def test_bins_are_open_below_and_cover_everything() -> None:
     assert (empty["count"], empty["confidence"], empty["accuracy"]) == (0, 0.0, 0.0)
 
 
+def test_fifteen_bins_are_usual(scored: tuple[np.ndarray, np.ndarray]) -> None:
+    """As in arXiv 1706.04599, so that errors can be compared."""
+    assert len(calibration.reliability(*scored)) == 15
+    usual = calibration.expected_calibration_error(*scored)
+    assert usual == calibration.expected_calibration_error(*scored, 15)
+    assert usual != calibration.expected_calibration_error(*scored, 14)
+
+
 def test_temperature_undoes_overconfidence() -> None:
     generator = np.random.default_rng(1)
     logits = generator.normal(size=(4000, 5)) * 2

@@ -4,6 +4,7 @@ import math
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,11 @@ from torch import Tensor
 
 from tests import ranks
 from tests.training.conftest import stripes
-from tests.training.runs import records, run
+from tests.training.runs import OPTIONS, records, run
 from vitreous import parallel
 from vitreous.data import Batch, Loader
 from vitreous.evals.outputs import Inference
-from vitreous.training import loop
+from vitreous.training import loop, train
 from vitreous.training.clock import EVALUATIONS, Clock, evaluation_due, fit
 from vitreous.training.gradients import Gradients
 from vitreous.training.state import Position
@@ -178,6 +179,16 @@ def test_a_plan_gives_way_to_what_happens(tmp_path: Path, monkeypatch: pytest.Mo
     run(data, tmp_path / "run", epochs=None, time_budget="60s")
     assert 56 < clock.now - 1000 < 60 and len(taken) > 30
     assert records(tmp_path / "run", "train")[-1]["lr"] < 1e-4
+
+
+def test_a_budget_counts_from_the_start_of_the_command(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Time(monkeypatch)
+    taken = paced(monkeypatch, clock, lambda _: 1.0, 0.01)
+    options = replace(OPTIONS, out=str(tmp_path), epochs=None, time_budget="60s")
+    train(data, options, started=clock.now - 20, afterwards=10.0)
+    assert 27 < clock.now - 1000 < 30 and len(taken) > 20  # of forty seconds the caller needs ten
 
 
 def test_a_step_that_stalls_is_the_last_once_time_is_up(

@@ -3,8 +3,10 @@
 import json
 import shlex
 import sys
+import time
 from copy import deepcopy
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,6 +145,22 @@ def test_the_recipe_is_asked_for_by_the_number_of_images(
     assert asked == [96]
     words = shlex.split(json.loads((folder / "config.json").read_text())["command"])
     assert words[:4] == ["vitreous", "finetune", str(file), data]
+
+
+def test_a_budget_begins_with_the_command_and_ends_with_it(
+    data: str, source: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading the model is part of it, and so is what the caller does at the end."""
+    given: list[dict[str, Any]] = []
+    usual = {name: each.default for name, each in signature(MODULE.train).parameters.items()}
+    monkeypatch.setattr(MODULE, "train", lambda *_, **options: given.append(options))
+    file, options = source.save(tmp_path / "source.safetensors"), FinetuneConfig(device="cpu")
+    finetune(str(file), data, options, started=5.0, afterwards=7.0)
+    before = time.monotonic()
+    finetune(str(file), data, options)
+    assert (given[0]["started"], given[0]["afterwards"]) == (5.0, 7.0)
+    assert before <= given[1]["started"] <= time.monotonic()
+    assert given[1]["afterwards"] == usual["afterwards"]
 
 
 def test_each_task_of_a_suite_has_its_folder_limit_and_figure(
@@ -399,4 +417,6 @@ def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:
         options = FinetuneConfig(out=str(tmp_path / "run"), tune="some", epochs=1, device="cpu")
         finetune(str(digits_file), "digits", options)
     assert not (tmp_path / "run").exists()
+    with pytest.raises(ModelError, match="expected full, head, lora"):  # before anything is read
+        finetune("nothing.safetensors", "digits", options)
     assert cli.main(["finetune", "nothing.safetensors", "digits", "--out", str(tmp_path / "x")]) == 1

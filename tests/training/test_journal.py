@@ -34,6 +34,8 @@ def test_going_on_forgets_what_came_after(tmp_path: Path) -> None:
     assert len(read(tmp_path / "metrics.jsonl")) == 8
     fill(tmp_path, range(6, 8), step=5)
     assert [record["step"] for record in read(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6, 7]
+    fill(tmp_path, range(2, 4))  # from the start
+    assert [record["step"] for record in read(tmp_path / "metrics.jsonl")] == [2, 3]
 
 
 def test_a_file_that_is_not_ours_is_not_overwritten(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def test_lora_changes_the_dense_layers_and_the_head() -> None:
     assert names == dense | {"head.weight", "head.bias"}
 
 
+@pytest.mark.parametrize(("tune", "rank"), [("lora", 8), ("lora:2", 2)])
+def test_lora_is_of_rank_eight_unless_another_is_given(tune: str, rank: int) -> None:
+    model = tiny()
+    tuning.apply(model, tune)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if "lora_a" in name}
+    assert len(shapes) == 8 and all(shape[1] == rank for shape in shapes.values())
+
+
 @pytest.mark.parametrize("tune", ["lora", "lora:2"])
 @pytest.mark.parametrize(
     "changes", [{}, {"activation": "swiglu", "layer_scale": 0.5}, {"qkv_bias": False}], ids=str
