@@ -71,8 +71,9 @@ class DeviceLoader:
         self.batch_augment = BatchAugment(settings, preprocessing, split.classes, seed).to(self.device)
         compiled = self.device.type == "cuda" if compiled is None else compiled
         if compiled:  # what was compiled for one number of images serves any other: the next run finds it
-            for tensor in (self.store.pixels, self.store.sizes, self.labels):
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+            for tensor in (*vars(self.store).values(), self.labels):
+                if isinstance(tensor, Tensor):
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
         self._augmented = torch.compile(self.batch_augment, dynamic=False) if compiled else self.batch_augment
 
     @property
