@@ -413,8 +413,8 @@ def test_two_ranks_say_everything_once(digits_file: Path, tmp_path: Path) -> Non
 
 
 def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:
+    options = FinetuneConfig(out=str(tmp_path / "run"), tune="some", epochs=1, device="cpu")
     with pytest.raises(ModelError, match="expected full, head, lora"):
-        options = FinetuneConfig(out=str(tmp_path / "run"), tune="some", epochs=1, device="cpu")
         finetune(str(digits_file), "digits", options)
     assert not (tmp_path / "run").exists()
     with pytest.raises(ModelError, match="expected full, head, lora"):  # before anything is read
