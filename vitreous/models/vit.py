@@ -152,10 +152,11 @@ class DropPath(nn.Module):
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.used = rate > 0.0
-        # Tensors, not numbers: one compiled block then serves every depth. On the CPU also where a model is
-        # built without storage, for no file holds them.
-        self.register_buffer("rate", torch.tensor(rate, device="cpu"), persistent=False)
-        self.register_buffer("kept", torch.tensor(1.0 - rate, device="cpu"), persistent=False)
+        if self.used:
+            # Tensors, not numbers: one compiled block then serves every depth. On the CPU also where a model
+            # is built without storage, for no file holds them.
+            self.register_buffer("rate", torch.tensor(rate, device="cpu"), persistent=False)
+            self.register_buffer("kept", torch.tensor(1.0 - rate, device="cpu"), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.used:
