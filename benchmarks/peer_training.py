@@ -57,7 +57,8 @@ class Pictures(Dataset[tuple[Any, int]]):
 
 def loader(split: Split, config: ViTConfig, device: torch.device, batch: int, training: bool) -> Any:
     """Return timm's loader, with its defaults for training from scratch."""
-    augmented: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25, "re_mode": "pixel"}
+    # Magnitude 7: at 9, timm may posterize to 0 bits, which newer Pillows refuse.
+    augmented: dict[str, Any] = {"auto_augment": "rand-m7-mstd0.5-inc1", "re_prob": 0.25, "re_mode": "pixel"}
     return create_loader(
         Pictures(split),
         input_size=(config.in_channels, *config.image_size),
