@@ -4,12 +4,17 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.forks import FORKS
 from tests.training.runs import assert_same_run, assert_same_weights, run, slow, weights
+from vitreous.data import Batch
+from vitreous.data.host import HostLoader
+from vitreous.errors import DataError
 from vitreous.training import Result
 from vitreous.training.signals import StopSignal
 
@@ -79,6 +84,28 @@ def test_signals_to_the_workers_too(
     run(pictures, tmp_path / "run", workers=0)
     run(pictures, tmp_path / "whole", workers=1)
     assert_same_weights(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_workers_that_end_are_an_error_unless_a_signal_came(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signalled: bool
+) -> None:
+    """With one they were told to, as the run was: it saves the steps that it took, and leaves."""
+    epoch = HostLoader.epoch
+
+    def ending(self: HostLoader, *arguments: Any, **options: Any) -> Iterator[Batch]:
+        for count, batch in enumerate(epoch(self, *arguments, **options)):
+            if count == 3:
+                if signalled:
+                    signal.raise_signal(signal.SIGTERM)
+                raise DataError("a worker ended")
+            yield batch
+
+    monkeypatch.setattr(HostLoader, "epoch", ending)
+    with pytest.raises(SystemExit if signalled else DataError):
+        run(data, tmp_path)
+    latest = (tmp_path / "resume" / ".latest").read_text()
+    assert latest == ("step-00000003\n" if signalled else "step-00000000\n")
 
 
 def test_a_second_signal_ends_at_once(data: str, tmp_path: Path) -> None:
