@@ -15,6 +15,7 @@ from torchvision.transforms.v2 import functional as F
 from tests.data_images import make_folder, own_cache, picture
 from vitreous.config import Augment, Preprocessing
 from vitreous.data import Batch, Split, make_loader, open_data
+from vitreous.errors import DataError
 
 __all__ = ["own_cache"]
 
@@ -214,6 +215,16 @@ def test_every_setting_has_a_check() -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_setting_does_what_it_says(split: Split, name: str) -> None:
     CHECKS[name](split)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name in ("flip", "erase", "mix_probability", "unmixed") for value in (-0.1, 1.1)]
+    + [(name, -0.1) for name in ("color_jitter", "mixup", "cutmix", "geometry", "color")],
+)
+def test_what_is_out_of_range_is_refused(split: Split, name: str, value: float) -> None:
+    with pytest.raises(DataError, match=f"{name} {value} is out of range"):
+        load(split, replace(STILL, **{name: value}))
 
 
 def test_nothing_is_random_when_all_is_off(split: Split) -> None:

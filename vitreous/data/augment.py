@@ -86,8 +86,19 @@ def resolve(
             augment = replace(augment, randaugment=(0, 0))
     if resize == "pad":
         augment = replace(augment, crop_scale=None)
+    _check_ranges(augment)
     check_operations(augment, channels)
     return augment
+
+
+def _check_ranges(augment: Augment) -> None:
+    """Refuse probabilities and parts beyond 0 to 1, and strengths below 0."""
+    for name in ("flip", "erase", "mix_probability", "unmixed"):
+        if not 0.0 <= getattr(augment, name) <= 1.0:
+            raise DataError(f"{name} {getattr(augment, name)} is out of range: give a number from 0 to 1")
+    for name in ("color_jitter", "mixup", "cutmix", "geometry", "color"):
+        if not getattr(augment, name) >= 0.0:
+            raise DataError(f"{name} {getattr(augment, name)} is out of range: give 0 (none) or more")
 
 
 # The purposes that draws are made for: each its own stream, so that a new one never shifts the others.

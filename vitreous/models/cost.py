@@ -13,13 +13,13 @@ from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
 @singledispatch
 def parameters(config: Architecture) -> int:
     """Return the number of parameters."""
-    raise NotImplementedError(f"no count for {type(config).__name__}")
+    raise TypeError(f"no count for {type(config).__name__}")
 
 
 @singledispatch
 def flops(config: Architecture) -> int:
     """Return the multiply-adds of one forward pass of one image."""
-    raise NotImplementedError(f"no count for {type(config).__name__}")
+    raise TypeError(f"no count for {type(config).__name__}")
 
 
 @parameters.register
