@@ -168,8 +168,9 @@ class TrainConfig:
     """auto, cpu, cuda, cuda:N or mps."""
     workers: int | None = None
     """Processes that read images."""
-    pixels: Literal["auto", "device", "host"] = "auto"
-    """Where decoded images are kept and varied; auto: on a GPU where they fit into its memory."""
+    pixels: Literal["auto", "device", "decode", "host"] = "auto"
+    """Where images are decoded, kept and varied. device: all pixels are kept there; decode: JPEGs are decoded
+    there, batch by batch; auto: on a GPU where they fit into its memory, else by whichever decodes faster."""
     precision: Precision | Literal["auto"] = "auto"
     """bf16: matrix products in bf16; auto: that where the hardware has it and it is faster."""
     compile: Compile | Literal["auto"] = "auto"

@@ -8,7 +8,7 @@ import torch
 
 from tests.training.runs import OPTIONS, plan_of
 from vitreous import parallel
-from vitreous.config import TrainConfig
+from vitreous.config import Augment, TrainConfig
 from vitreous.data import open_data
 from vitreous.training import Result, loaders
 
@@ -41,7 +41,7 @@ def test_files_are_read_by_processes_and_arrays_are_not(
     data: str, pictures: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     array, files = (open_data(Path(source)).splits["train"] for source in (data, pictures))
-    for cores, expected in ((3, 3), (20, 8)):
+    for cores, expected in ((3, 3), (20, 16)):
         monkeypatch.setattr(loaders, "cores", lambda cores=cores: cores)
         assert loaders.reading_workers(files, TrainConfig()) == expected
         assert loaders.reading_workers(array, TrainConfig()) == 0
@@ -50,7 +50,31 @@ def test_files_are_read_by_processes_and_arrays_are_not(
 
 def test_a_cpu_keeps_pixels_as_they_are_unless_asked(data: str, undisturbed: Result) -> None:
     plan, split = plan_of(undisturbed.folder), open_data(data).splits["train"]
-    for asked, expected in (("auto", False), ("host", False), ("device", True)):
+    for asked, expected in (("auto", "host"), ("host", "host"), ("device", "device"), ("decode", "decode")):
         options = replace(OPTIONS, pixels=asked)
-        found, reason = loaders.on_device(split, plan, options, CPU, None)
-        assert found is expected and "pixels" in reason
+        found, reason = loaders.where(split, plan, options, CPU, None)
+        assert found == expected and "pixels" in reason
+
+
+def test_what_does_not_fit_is_decoded_where_that_is_faster(
+    data: str, pictures: str, undisturbed: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(plan_of(undisturbed.folder), augment=Augment(crop_scale=(0.5, 1.0)))
+    array, photographs = (open_data(Path(source)).splits["train"] for source in (data, pictures))
+    gpu = parallel.World(device=torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 1000))
+    for device, host, expected in ((900.0, 800.0, "decode"), (800.0, 900.0, "host")):
+        rates = {"decode": device, "host": host}
+        monkeypatch.setattr(loaders, "decoding_rates", lambda *_, rates=rates: rates)
+        found, reason = loaders.where(photographs, plan, TrainConfig(), gpu, plan.augment)
+        assert found == expected and "900 images/s" in reason or "900 by" in reason
+        assert loaders.where(photographs, plan, TrainConfig(), gpu, None)[0] == "host"  # an evaluation
+        assert loaders.where(array, plan, TrainConfig(), gpu, plan.augment)[0] == "host"  # nothing to decode
+
+
+def test_decoding_is_timed_for_both(pictures: str, undisturbed: Result) -> None:
+    plan = replace(plan_of(undisturbed.folder), augment=Augment(crop_scale=(0.5, 1.0)))
+    split = open_data(Path(pictures)).splits["train"]
+    one, many = (loaders.decoding_rates(split, plan, CPU, workers) for workers in (1, 1000))
+    assert min(*one.values(), *many.values()) > 0
+    assert many["host"] > 100 * many["decode"] / 10 > 10 * one["host"] / 10

@@ -123,17 +123,18 @@ def draft_size(size: tuple[int, int], shortest: int) -> tuple[int, int]:
 
 def upright(image: Image.Image) -> Image.Image:
     """Turn an image the way that its EXIF orientation says; a broken EXIF block says nothing."""
-    method = TRANSPOSES.get(_orientation(image))
+    method = TRANSPOSES.get(orientation(image))
     return image if method is None else image.transpose(method)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """Return the height and width that an image will have when it is upright; its header is enough."""
-    turned = _orientation(image) in SIDEWAYS
+    turned = orientation(image) in SIDEWAYS
     return (image.width, image.height) if turned else (image.height, image.width)
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation: 1 for an upright image, and where nothing can be read."""
     if "exif" not in image.info and image.format not in ("TIFF", "MPO"):
         return 1
     try:

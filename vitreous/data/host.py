@@ -67,8 +67,10 @@ class HostLoader:
         cache_limit: int | None = None,
         mask_step: tuple[int, int] = (16, 16),
         views: int = 1,
+        decode: Literal["host", "device"] = "host",
     ) -> None:
-        """`augment=None`: evaluation, each image once and in order. The rest as in `make_loader`."""
+        """`augment=None`: evaluation, each image once and in order. `decode`: where JPEGs of a training split
+        are decoded. The rest as in `make_loader`."""
         self.split, self.preprocessing, self.augment, self.views = split, preprocessing, augment, views
         self.device, self.workers, self.seed = torch.device(device), workers, seed
         crops = augment is not None and augment.crop_scale is not None
@@ -76,7 +78,10 @@ class HostLoader:
             split.targets, split.classes, batch_size, seed, augment, balanced=sampler == "balanced"
         )
         self.bad: dict[int, str] = {}
-        self.on_device = self.device.type != "cpu"  # colour operations in batches there, image by image here
+        # Colour operations in batches there, image by image here
+        self.on_device = self.device.type != "cpu" or decode == "device"
+        if decode == "device":
+            cache = None
         opened = open_cache(split, preprocessing, crops=crops, where=cache, limit=cache_limit)
         self.pipeline = Pipeline(
             Pixels(split, preprocessing, crops=crops, mask_step=mask_step, cache=opened),
@@ -86,6 +91,7 @@ class HostLoader:
             world_size=world_size,
             operate=not self.on_device,
             views=views,
+            decode=decode == "host",
         )
         self.steps = _Steps()
         self._loader: DataLoader[Raw] | None = None
@@ -197,7 +203,7 @@ class HostLoader:
 
     def _finish(self, raw: Raw, epoch: int) -> Batch:
         """Do on the device what is done in batches: colour operations, normalising, erasing, mixing."""
-        images = raw.images.to(self.device, non_blocking=True)
+        raw, images = self._decoded(raw, epoch)
         numbers, size = torch.from_numpy(raw.indices[: raw.size]), raw.size
         targets = self._targets(raw.indices)
         mask = None if raw.mask is None else raw.mask[: size * self.views].to(self.device, non_blocking=True)
@@ -215,6 +221,21 @@ class HostLoader:
         if raw.partner is not None:
             pixels, targets = self._mixed(pixels, targets, draws, raw.partner)
         return Batch(pixels[: size * self.views], targets[:size], numbers, mask, self.views)
+
+    def _decoded(self, raw: Raw, epoch: int) -> tuple[Raw, Tensor]:
+        """Return the batch's pixels on the device, decoded there where they still have to be."""
+        images = raw.images.to(self.device, non_blocking=True)
+        if raw.encoded is None:
+            return raw, images
+        if not len(images):
+            shape = self.pipeline.shape(len(raw.indices))
+            images = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        try:
+            raw.encoded.decode(images, self.preprocessing.interpolation)
+            return raw, images
+        except RuntimeError:
+            raw = self._note(self.pipeline.redo(raw, epoch))
+            return raw, raw.images.to(self.device)
 
     def _erased(self, pixels: Tensor, draws: Draws) -> Tensor:
         assert self.augment is not None

@@ -55,7 +55,7 @@ def make_loader(
     cache_limit: int | None = None,
     mask_step: int | tuple[int, int] = 16,
     views: int = 1,
-    pixels: Literal["host", "device"] = "host",
+    pixels: Literal["host", "decode", "device"] = "host",
     progress: Callable[[int, int], None] | None = None,
 ) -> Loader:
     """Return a loader of a split: for training, or (`training=False`) for each image once and in order.
@@ -77,7 +77,9 @@ def make_loader(
         mask_step: Height and width in pixels of what a token sees (a model config's `step`: a hybrid's is its
             stem's stride times its patch). Where images are padded, `batch.mask` has a place for each.
         views: How often each image comes in its batch, differently varied (see `Batch`).
-        pixels: "device": decode the split once, keep it in the device's memory, vary it there.
+        pixels: "host": read, decode and crop here. "decode": decode and crop a training split's JPEGs on the
+            device, batch by batch. "device": decode the split once, keep it in the device's memory, vary it
+            there.
         progress: Called with how many images are on the device, and how many there are.
     """
     _check(split, batch_size, rank, world_size, workers, sampler)
@@ -95,7 +97,8 @@ def make_loader(
     }
     if pixels == "device":
         return DeviceLoader(split, progress=progress, **common)
-    return HostLoader(split, workers=workers, cache=cache, cache_limit=cache_limit, **common)
+    decode: Literal["host", "device"] = "device" if pixels == "decode" and training else "host"
+    return HostLoader(split, workers=workers, cache=cache, cache_limit=cache_limit, decode=decode, **common)
 
 
 def _fitted(augment: str | Augment, split: Split, preprocessing: Preprocessing, views: int) -> Augment:

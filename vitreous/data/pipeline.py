@@ -1,6 +1,7 @@
 """From (epoch, step) to one rank's batch of uint8 pixels: what a loader worker does. Picklable; keeps no
 random state."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,12 +13,13 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from vitreous.config import Augment
-from vitreous.data import operations
+from vitreous.data import jpeg, operations
 from vitreous.data.augment import REPLACE, Draws
 from vitreous.data.images import to_image, to_pixels
+from vitreous.data.jpeg import Encoded
 from vitreous.data.mix import partners
 from vitreous.data.order import Order, share, words
-from vitreous.data.pixels import Pixels
+from vitreous.data.pixels import Pixels, storage_size
 from vitreous.data.resample import crop_resize
 from vitreous.errors import DataError
 
@@ -33,7 +35,8 @@ class Raw(NamedTuple):
     ranks own."""
 
     images: Tensor
-    """uint8 (V·R, C, H, W): all rows in their first view, then in the second, …"""
+    """uint8 (V·R, C, H, W): all rows in their first view, then in the second, …; none where all of them are
+    encoded."""
     indices: np.ndarray
     """(R,): the images' numbers."""
     copies: np.ndarray
@@ -45,6 +48,8 @@ class Raw(NamedTuple):
     mask: Tensor | None
     bad: list[tuple[int, str]]
     """Files that could not be read, with the reason."""
+    encoded: Encoded | None = None
+    """Rows whose pixels are still to be decoded, on the device."""
 
 
 def in_views(indices: np.ndarray, copies: np.ndarray, views: int) -> tuple[np.ndarray, np.ndarray]:
@@ -66,11 +71,15 @@ class Pipeline:
         world_size: int,
         operate: bool,
         views: int = 1,
+        decode: bool = True,
     ) -> None:
         """`augment=None`: evaluation. `operate`: whether colour operations are done here or later on the
-        device."""
+        device. `decode`: whether crops of JPEGs are cut here or later on the device."""
         self.pixels, self.augment, self.order, self.views = pixels, augment, order, views
         self.rank, self.world_size, self.operate = rank, world_size, operate
+        settings = pixels.preprocessing
+        resizable = settings.channels == 3 and settings.interpolation in ("bilinear", "bicubic")
+        self.decode = decode or not pixels.crops or not resizable
         self.known_bad: dict[int, str] = {}
 
     def __getitem__(self, item: tuple[int, int]) -> Raw:
@@ -80,17 +89,18 @@ class Pipeline:
         rows, partner, size = self._rows(len(indices))
         chosen, copies = indices[rows].copy(), copies[rows].copy()
         bad: list[tuple[int, str]] = []
+        encoded = None
         if self.pixels.array is not None and (self.augment is not None or self.pixels.takes_as_is()):
             images, mask = self._from_arrays(epoch, chosen, copies)
         elif self.augment is not None:
             positions = rows + step * self.order.batch_size
-            images, mask = self._training(epoch, positions, chosen, copies, bad)
+            images, mask, encoded = self._training(epoch, positions, chosen, copies, bad)
         else:
             images, mask, good = self._evaluation(chosen, bad)
             chosen, copies, size = chosen[good], copies[good], len(good)
         if self.pixels.cache is not None:
             self.pixels.cache.release()
-        return Raw(images, chosen, copies, partner, size, mask, bad)
+        return Raw(images, chosen, copies, partner, size, mask, bad, encoded)
 
     def _rows(self, count: int) -> tuple[np.ndarray, np.ndarray | None, int]:
         """Return the rows of a global batch that this rank needs, its own first; which of them each of its
@@ -143,29 +153,103 @@ class Pipeline:
         indices: np.ndarray,
         copies: np.ndarray,
         bad: list[tuple[int, str]],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Load, crop, flip and operate image by image; an unreadable file's place is taken by another
-        image."""
-        size = self.pixels.preprocessing.image_size
-        batch = _empty((self.views * len(indices), self.pixels.preprocessing.channels, *size))
+    ) -> tuple[Tensor, Tensor | None, Encoded | None]:
+        """Make the batch's images, or those that the device is not to decode."""
+        encoded = None if self.decode else self._encoded(epoch, positions, indices, copies)
+        rows = np.arange(len(indices))
+        if encoded is not None:
+            rows = np.setdiff1d(rows, encoded.rows)
+        batch = _empty(self.shape(len(indices) if len(rows) else 0))
+        mask = self._fill(batch, rows, epoch, positions[rows], indices, copies, bad)
+        return batch, mask, encoded
+
+    def shape(self, rows: int) -> tuple[int, int, int, int]:
+        """Return the shape of the pixels of so many rows."""
+        settings = self.pixels.preprocessing
+        return self.views * rows, settings.channels, *settings.image_size
+
+    def _encoded(
+        self, epoch: int, positions: np.ndarray, indices: np.ndarray, copies: np.ndarray
+    ) -> Encoded | None:
+        """Read the batch's JPEGs; None where there is none. What can't be read is left to `_fill`."""
+        assert self.augment is not None
+        rows, files, sizes, loaded = [], [], [], []
+        for k, index in enumerate(indices.tolist()):
+            with contextlib.suppress(DataError):
+                data = b"" if index in self.known_bad else self.pixels.split.images.data(index)
+                if found := jpeg.find_sizes(data, storage_size(self.pixels.preprocessing.image_size)):
+                    rows.append(k)
+                    files.append(data)
+                    sizes.append(found[0])
+                    loaded.append(found[1])
+        if not rows:
+            return None
+        draws = Draws(
+            self.augment, self.order.seed, epoch, *in_views(indices[rows], copies[rows], self.views)
+        )
+        height, width = np.tile(loaded, (self.views, 1)).T  # draws are of the pixels that the host would load
+        boxes = draws.boxes(height, width) * np.tile(np.divide(sizes, loaded), (self.views, 2))
+        shape = self.views, len(rows)
+        joined = b"".join(files)
+        room = _empty((len(joined),))
+        room.numpy()[:] = np.frombuffer(joined, np.uint8)
+        return Encoded(
+            np.array(rows),
+            positions[rows],
+            room,
+            [len(data) for data in files],
+            np.array(sizes),
+            boxes.reshape(*shape, 4),
+            draws.flip.reshape(shape),
+        )
+
+    def redo(self, raw: Raw, epoch: int) -> Raw:
+        """Decode here what the device could not: one of the files is broken behind its header."""
+        assert raw.encoded is not None
+        images = raw.images.clone() if len(raw.images) else _empty(self.shape(len(raw.indices)))
+        bad = list(raw.bad)
+        indices, copies = raw.indices.copy(), raw.copies.copy()
+        self._fill(images, raw.encoded.rows, epoch, raw.encoded.positions, indices, copies, bad)
+        return raw._replace(images=images, indices=indices, copies=copies, bad=bad, encoded=None)
+
+    def _fill(
+        self,
+        batch: Tensor,
+        rows: np.ndarray,
+        epoch: int,
+        positions: np.ndarray,
+        indices: np.ndarray,
+        copies: np.ndarray,
+        bad: list[tuple[int, str]],
+    ) -> Tensor | None:
+        """Load, crop, flip and operate image by image, into these rows of the batch; an unreadable file's
+        place is taken by another image. Returns the mask of padded images."""
         images = batch.numpy()
         masks: list[np.ndarray] = []
-        for start in range(0, len(indices), CHUNK):
-            rows = range(start, min(start + CHUNK, len(indices)))
-            loaded = [self._load_or_replace(epoch, int(positions[k]), k, indices, copies, bad) for k in rows]
+        for start in range(0, len(rows), CHUNK):
+            part, places = rows[start : start + CHUNK], positions[start : start + CHUNK]
+            loaded = [
+                self._load_or_replace(epoch, int(position), int(k), indices, copies, bad)
+                for k, position in zip(part, places, strict=True)
+            ]
             if self.pixels.pads:
                 masks += [self.pixels.transform.mask(*pixels.shape[:2]) for pixels in loaded]
             for view in range(self.views):
-                numbers = copies[rows.start : rows.stop] * self.views + view
-                place = view * len(indices) + start
-                self._vary(epoch, loaded, indices[rows.start : rows.stop], numbers, images[place:])
-        mask = torch.from_numpy(np.stack(masks)).repeat(self.views, 1) if masks else None
-        return batch, mask
+                numbers = copies[part] * self.views + view
+                into = view * len(indices) + part
+                self._vary(epoch, loaded, indices[part], numbers, images, into)
+        return torch.from_numpy(np.stack(masks)).repeat(self.views, 1) if masks else None
 
     def _vary(
-        self, epoch: int, loaded: list[np.ndarray], indices: np.ndarray, copies: np.ndarray, into: np.ndarray
+        self,
+        epoch: int,
+        loaded: list[np.ndarray],
+        indices: np.ndarray,
+        copies: np.ndarray,
+        images: np.ndarray,
+        into: np.ndarray,
     ) -> None:
-        """Crop, flip and operate loaded images as these copies of them, into the first rows of `into`."""
+        """Crop, flip and operate loaded images as these copies of them, into rows of `images`."""
         assert self.augment is not None
         draws = Draws(self.augment, self.order.seed, epoch, indices, copies)
         chosen = operations.choose(self.augment, draws.operate) if self.operate else [[]] * len(loaded)
@@ -175,7 +259,7 @@ class Pipeline:
             loaded = [self.pixels.cropped(pixels, box) for pixels, box in zip(loaded, boxes, strict=True)]
         for k, pixels in enumerate(loaded):
             varied = _varied(pixels, bool(draws.flip[k]), chosen[k])
-            into[k] = self.pixels.transform.padded(varied).transpose(2, 0, 1)
+            images[into[k]] = self.pixels.transform.padded(varied).transpose(2, 0, 1)
 
     def _load_or_replace(
         self,

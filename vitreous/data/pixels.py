@@ -27,11 +27,18 @@ def storage_size(image_size: tuple[int, int]) -> int:
 
 def shrink(image: Image.Image, shortest: int) -> Image.Image:
     """Scale an image down to `shortest` on its shorter side, if it is over half as large again."""
-    scale = min(image.size) / shortest
-    if scale <= 1.5:
+    size = shrunk_size(image.size, shortest)
+    if size == image.size:
         return image
-    size = (max(1, round(image.width / scale)), max(1, round(image.height / scale)))
     return image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
+
+
+def shrunk_size(size: tuple[int, int], shortest: int) -> tuple[int, int]:
+    """Return the size that `shrink` gives an image of this size."""
+    scale = min(size) / shortest
+    if scale <= 1.5:
+        return size
+    return max(1, round(size[0] / scale)), max(1, round(size[1] / scale))
 
 
 def open_cache(

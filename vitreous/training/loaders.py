@@ -1,7 +1,10 @@
-"""What feeds a run: pixels kept on the device where they fit, else read and varied by the host."""
+"""What feeds a run: pixels kept on the device where they fit, else read by the host and decoded by whichever
+is faster at it."""
 
-from typing import Any
+import time
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from vitreous import console, parallel
@@ -12,13 +15,18 @@ from vitreous.data.images import ArrayImages
 from vitreous.training.plan import Plan
 from vitreous.training.setup import cores
 
+Where = Literal["host", "decode", "device"]
+SAMPLE = 128
+"""Images that decoding is timed on."""
+
 
 def training_loader(
     dataset: Dataset, plan: Plan, options: TrainConfig, world: parallel.World, *, views: int = 1
 ) -> Loader:
     """Return the loader of training images, which come in so many views."""
     split = dataset.splits["train"]
-    device, reason = on_device(split, plan, options, world, plan.augment)
+    chosen = where(split, plan, options, world, plan.augment) if world.is_main else ("host", "")
+    pixels, reason = parallel.broadcast(chosen, world)  # one way for all ranks: it may have been timed
     if world.is_main and world.device.type == "cuda":
         console.note(reason)
     return make_loader(
@@ -28,7 +36,7 @@ def training_loader(
         seed=plan.seed,
         sampler="balanced" if plan.balance == "sampler" else "uniform",
         views=views,
-        **_common(split, plan, options, world, device),
+        **_common(split, plan, options, world, pixels),
     )
 
 
@@ -37,15 +45,15 @@ def evaluation_loader(
 ) -> Loader:
     """Return a loader of a split to be evaluated: each image once."""
     split = dataset.splits[name]
-    device, _ = on_device(split, plan, options, world, None)
+    pixels, _ = where(split, plan, options, world, None)
     batch = max(2 * plan.batch_size, world.size)
     return make_loader(
-        split, batch_size=batch, training=False, **_common(split, plan, options, world, device)
+        split, batch_size=batch, training=False, **_common(split, plan, options, world, pixels)
     )
 
 
 def _common(
-    split: Split, plan: Plan, options: TrainConfig, world: parallel.World, device: bool
+    split: Split, plan: Plan, options: TrainConfig, world: parallel.World, pixels: Where
 ) -> dict[str, Any]:
     return {
         "preprocessing": plan.preprocessing,
@@ -54,20 +62,49 @@ def _common(
         "device": world.device,
         "mask_step": plan.architecture.step,
         "workers": reading_workers(split, options),
-        "pixels": "device" if device else "host",
+        "pixels": pixels,
     }
 
 
-def on_device(
+def where(
     split: Split, plan: Plan, options: TrainConfig, world: parallel.World, augment: Augment | None
-) -> tuple[bool, str]:
-    """Tell whether a split's pixels are kept on the device, and why."""
+) -> tuple[Where, str]:
+    """Return where a split's pixels are kept, decoded and varied, and why."""
     if options.pixels != "auto":
-        return options.pixels == "device", f"pixels on the {options.pixels}, as asked"
+        return options.pixels, f"pixels: {options.pixels}, as asked"
     if world.device.type != "cuda":
-        return False, f"pixels stay on the host, which computes on its {world.device.type}"
+        return "host", f"pixels stay on the host, which computes on its {world.device.type}"
     free, _ = torch.cuda.mem_get_info(world.device)
-    return fits(split, plan.preprocessing, free, augment=augment)
+    fitting, reason = fits(split, plan.preprocessing, free, augment=augment)
+    if fitting:
+        return "device", reason
+    if augment is None or augment.crop_scale is None or isinstance(split.images, ArrayImages):
+        return "host", reason
+    rates = decoding_rates(split, plan, world, max(1, reading_workers(split, options)))
+    both = f"about {rates['decode']:,.0f} images/s there, {rates['host']:,.0f} by the host's workers"
+    if rates["decode"] > rates["host"]:
+        return "decode", f"{reason}; JPEGs are decoded on the device: {both}"
+    return "host", f"{reason}; the device would not decode faster: {both}"
+
+
+def decoding_rates(split: Split, plan: Plan, world: parallel.World, workers: int) -> dict[Where, float]:
+    """Time a sample of training images, cropped by the host and on the device; return images per second.
+
+    Both are timed in this process. As many workers are taken to be so many times as fast at the host's work,
+    which is more than they are."""
+    sample = split.select(np.unique(np.linspace(0, len(split) - 1, SAMPLE).astype(int)))
+    rates: dict[Where, float] = {}
+    modes: tuple[Where, ...] = ("host", "decode")
+    for pixels in modes:
+        settings = _common(sample, plan, TrainConfig(workers=0), world, pixels) | {"rank": 0, "world_size": 1}
+        loader = make_loader(sample, augment=plan.augment, batch_size=len(sample), cache=None, **settings)
+        for epoch in range(2):  # the first warms up
+            started = time.monotonic()
+            list(loader.epoch(epoch))
+            if world.device.type == "cuda":
+                torch.cuda.synchronize(world.device)
+            rates[pixels] = len(sample) / (time.monotonic() - started)
+    return {"host": rates["host"] * workers, "decode": rates["decode"]}
 
 
 def validation_split(dataset: Dataset) -> str | None:
@@ -79,4 +116,4 @@ def reading_workers(split: Split, options: TrainConfig) -> int:
     """Return how many processes read images: arrays in memory need none."""
     if options.workers is not None:
         return options.workers
-    return 0 if isinstance(split.images, ArrayImages) else min(8, cores())
+    return 0 if isinstance(split.images, ArrayImages) else min(16, cores())
