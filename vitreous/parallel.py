@@ -5,6 +5,7 @@ What torch needs for shards takes a second to import, and is imported where it i
 """
 
 import atexit
+import functools
 import hashlib
 import os
 import re
@@ -342,8 +343,11 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
+@functools.cache
 def matrix_rate(device: torch.device, precision: config.Precision, *, seconds: float = 0.2) -> float:
-    """Measure how many operations a second a large matrix product reaches here: the ceiling for MFU."""
+    """Measure how many operations a second a large matrix product reaches here: the ceiling for MFU.
+
+    Once in a process: hardware does not change."""
     side = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))

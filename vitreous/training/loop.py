@@ -74,7 +74,7 @@ def train(
             return ended
         training = Training(folder, plan, options, dataset, world, stop)
         training.build(make_objective or objectives.builder(plan.objective), start)
-        stack.callback(training.checkpoints.close)
+        stack.callback(training.close)
         training.take_up(started, afterwards)
         with training.log:
             training.run()
@@ -180,6 +180,12 @@ class Training:
         else:
             self.step = Step(gradients, self.state, clip=plan.clip, wait=not self.lag)
         self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
+
+    def close(self) -> None:
+        """Let go of files and loaders: their workers end now, not when Python next looks for garbage, which
+        takes seconds for each of them."""
+        self.checkpoints.close()
+        del self.loader, self.validation
 
     def take_up(self, started: float, afterwards: float) -> None:
         """Go to the newest checkpoint that is intact, or to the start."""
