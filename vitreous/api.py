@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from vitreous.predict.stream import Failure
     from vitreous.training import Result
 
-REPORT_SECONDS = 8.0
-"""What of a time budget is left for the report and the end of the process; of a short one an eighth."""
+REPORT_SECONDS = 10.0
+"""What of a time budget is left for the report and the end of the process; of a short one a sixth."""
 command_started: float | None = None
 """When the process began, by `time.monotonic`, where it is a command: a time budget is its user's time."""
 
@@ -107,7 +107,7 @@ def _report_seconds(config: TrainConfig) -> float:
     from vitreous.training.plan import seconds
 
     budget = None if config.time_budget is None else seconds(config.time_budget)
-    return REPORT_SECONDS if budget is None else min(REPORT_SECONDS, 0.125 * budget)
+    return REPORT_SECONDS if budget is None else min(REPORT_SECONDS, budget / 6)
 
 
 def _finish(result: "Result") -> Run:

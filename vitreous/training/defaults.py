@@ -73,7 +73,7 @@ def choose(
     """Fill in what the user left open; the architecture too, unless a trained model has it already."""
     if recipe is None and pretrained is None and _seen_often(facts, options):
         limit = None if options.time_budget is None else seconds(options.time_budget)
-        recipe = recipes.for_small_images(facts.images, options.batch_size, limit)
+        recipe = recipes.for_small_images(options.batch_size, limit)
     pick = _Chooser(recipe or Recipe())
     epochs, budget = _duration(options, facts, pick)
     if pretrained is None:

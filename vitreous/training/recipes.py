@@ -91,10 +91,10 @@ def read(source: str) -> Recipe:
     return Recipe(source, values, shape, resize)
 
 
-def for_small_images(images: int, batch_size: int | None, seconds: float | None) -> Recipe:
-    """Return the recipe for small images that a GPU sees hundreds of times: Muon, large batches."""
+def for_small_images(batch_size: int | None, seconds: float | None) -> Recipe:
+    """Return the recipe for small images that a GPU sees hundreds of times: Muon, much augmentation."""
     short = seconds is not None and seconds < SHORT
-    batch = batch_size or (2048 if images >= 40_000 and not short else 1024)
+    batch = batch_size or 1024
     values = {
         "batch_size": batch,
         "optimizer": "muon",
