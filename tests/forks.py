@@ -9,7 +9,15 @@ from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["pytest", "sklearn.datasets", "tests.training.runs", "torch.distributed.fsdp", "vitreous.report"]
+    [
+        "pytest",
+        "sklearn.datasets",
+        "tests.training.runs",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torchvision.transforms.v2.functional",
+        "vitreous.report",
+    ]
 )
 
 

@@ -125,10 +125,28 @@ def test_any_combination_computes_or_is_refused(switches: list[dict[str, Any]]) 
     assert cost.parameters(model.config) == sum(p.numel() for p in model.parameters())
 
 
+TOGETHER: list[dict[str, Any]] = [
+    {"positions": "learned", "pooling": "gap"},
+    {"positions": "sincos2d", "pooling": "gap", "norm_after_pool": True, "layer_scale": 1e-5},
+    {"positions": "learned2d", "registers": 3, "activation": "gelu_tanh"},
+    {"positions": "relative", "pooling": "cls_gap", "qkv_bias": False},
+    {"positions": "rope", "registers": 3, "positioned_prefix": 1, "activation": "swiglu"},
+    {"positions": "none", "distilled": True, "in_channels": 5},
+    {"pooling": "map", "class_token": False, "num_classes": 0},
+    {"frames": 4, "tubelet": 2, "pre_logits": 16},
+    {"patch_size": (2, 2), "stem": TRUNK},
+]
+
+
+def test_every_switch_is_among_those_that_are_compiled() -> None:
+    for switch in SWITCHES:
+        assert any(all(each in case.items() for each in switch.items()) for case in TOGETHER), switch
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("switch", SWITCHES, ids=str)
-def test_every_switch_compiles_whole_and_exports_with_any_batch(switch: dict[str, Any]) -> None:
-    model = tiny(**{"depth": 1} | switch)  # every block is compiled alike
+@pytest.mark.parametrize("switches", TOGETHER, ids=str)
+def test_every_switch_compiles_whole_and_exports_with_any_batch(switches: dict[str, Any]) -> None:
+    model = tiny(**{"depth": 1} | switches)  # every block is compiled alike
     x = inputs(model)
     with torch.no_grad():
         expected = model(x)

@@ -3,17 +3,18 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests import ranks
+from tests.forks import FORKS, say_into
 from tests.training.runs import FLAGS, assert_same_weights, records, run, weights
+from vitreous import cli
 
 
 def _train_here(data: str, folder: Path, runs: dict[str, dict[str, Any]]) -> None:
@@ -60,34 +61,43 @@ def test_ranks_train_as_one(data: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_goes_on_after_a_killed_rank(data: str, tmp_path: Path) -> None:
     """With the settings of docs/distributed.md: one rank is killed, both start again, nothing is lost."""
-    out = tmp_path / "run"
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "3"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "vitreous", "train", data]
-    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    started = subprocess.Popen(
-        [*command, *FLAGS, "--epochs", "4", "--save-every", "2", "--out", str(out)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 90
-        while not (out / "resume" / "step-00000004").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        ranks_alive = [int(pid) for pid in _children(started.pid)]
-        assert len(ranks_alive) == 2
-        os.kill(ranks_alive[1], signal.SIGKILL)
-        said, _ = started.communicate(timeout=150)
-    finally:
-        if started.poll() is None:
-            os.killpg(started.pid, signal.SIGKILL)
-    assert started.returncode == 0, said
-    assert "going on from step" in said and "this is a bug" not in said
+    out, said = tmp_path / "run", tmp_path / "said"
+    arguments = ["train", data, *FLAGS, "--epochs", "4", "--save-every", "2", "--out", str(out)]
+    torchrun = FORKS.Process(target=_torchrun, args=(said, arguments))
+    torchrun.start()
+    deadline = time.monotonic() + 90
+    while not (out / "resume" / "step-00000004").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    ranks_alive = [int(pid) for pid in _children(torchrun.pid or 0)]
+    assert len(ranks_alive) == 2, said.read_text()
+    os.kill(ranks_alive[1], signal.SIGKILL)
+    torchrun.join(150)
+    assert torchrun.exitcode == 0, said.read_text()
+    assert "going on from step" in said.read_text() and "this is a bug" not in said.read_text()
     ranks.run(2, _train_here, data, tmp_path, {"whole": {"epochs": 4}})
     assert_same_weights(weights(out), weights(tmp_path / "whole"))
+
+
+def _torchrun(said: Path, arguments: list[str]) -> None:
+    """Do as `torchrun --nproc-per-node 2 --max-restarts 3 --rdzv-backend c10d -m vitreous …`, whose ranks are
+    forked from this process, which has imported everything."""
+    say_into(said)
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=3,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        start_method="fork",
+    )
+    elastic_launch(config, _command)(arguments)
+
+
+def _command(arguments: list[str]) -> None:
+    torch.set_num_threads(1)
+    assert cli.main(arguments) == 0
 
 
 def _children(pid: int) -> list[str]:

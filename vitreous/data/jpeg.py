@@ -50,10 +50,11 @@ class Encoded:
         Raises RuntimeError for a file that is no JPEG behind its header.
         """
         count, files = len(into) // len(self.boxes), self.files.split(self.lengths)
+        size = into.shape[2], into.shape[3]
         for part in self._parts():
             decoded = _decoded(list(files[part]), into.device)
             for view, (boxes, flips) in enumerate(zip(self.boxes, self.flips, strict=True)):
-                shown = _cropped(decoded, boxes[part], flips[part], tuple(into.shape[2:]), interpolation)
+                shown = _cropped(decoded, boxes[part], flips[part], size, interpolation)
                 places = torch.from_numpy(view * count + self.rows[part])
                 into[places.to(into.device, non_blocking=True)] = shown
 

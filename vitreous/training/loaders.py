@@ -96,7 +96,8 @@ def decoding_rates(split: Split, plan: Plan, world: parallel.World, workers: int
     rates: dict[Where, float] = {}
     modes: tuple[Where, ...] = ("host", "decode")
     for pixels in modes:
-        settings = _common(sample, plan, TrainConfig(workers=0), world, pixels) | {"rank": 0, "world_size": 1}
+        alone = parallel.World(device=world.device)
+        settings = _common(sample, plan, TrainConfig(workers=0), alone, pixels)
         loader = make_loader(sample, augment=plan.augment, batch_size=len(sample), cache=None, **settings)
         for epoch in range(2):  # the first warms up
             started = time.monotonic()
