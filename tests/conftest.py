@@ -17,6 +17,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests reaches the
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the modules that have slow tests, so that at the end no worker waits for the other."""
+    slow = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in slow)
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """Start every test from the same random state, on one thread a worker."""
