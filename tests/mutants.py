@@ -28,9 +28,9 @@ TESTS = {
     "training/card": ["training/test_results", "training/test_loop"],
     "training/checkpoints": [f"training/test_checkpoint{name}" for name in ("s", "_faults", "_ranks")],
     "training/clock": ["training/test_budget"],
-    "training/defaults": ["training/test_defaults", "training/test_recipes", "training/test_finetune"],
+    "training/defaults": [f"training/test_{name}" for name in ("defaults", "recipes", "finetune", "setup")],
     "training/finetune": ["training/test_recipes", "training/test_finetune"],
-    "training/folder": ["training/test_folder", "training/test_options"],
+    "training/folder": [f"training/test_{name}" for name in ("folder", "earlier_versions", "options")],
     "training/gradients": [f"training/test_{name}" for name in ("memory", "meaning", "loop", "ranks")],
     "training/journal": ["training/test_journal", "training/test_refusal"],
     "training/loaders": [f"training/test_{name}" for name in ("loaders", "results", "meaning", "loop")],
@@ -40,7 +40,7 @@ TESTS = {
         *(f"training/test_{name}" for name in ("budget", "folder", "signals", "kills", "ranks")),
     ],
     "training/plan": ["training/test_defaults", "training/test_recipes"],
-    "training/recipes": ["training/test_recipes", "training/test_finetune"],
+    "training/recipes": [f"training/test_{name}" for name in ("defaults", "recipes", "finetune")],
     "training/refusal": ["training/test_refusal"],
     "training/results": [f"training/test_{name}" for name in ("results", "loop", "average")],
     "training/setup": [
@@ -59,7 +59,9 @@ TESTS = {
     "evals/calibration": ["evals/test_calibration"],
     "evals/mean_loss": ["evals/test_answers", "training/test_results"],
     "data/order": ["test_data_order", "training/test_meaning", "test_data_loader"],
-    "data/mix": [f"test_data_{name}" for name in ("settings", "variation", "operations", "loader_arrays")],
+    "data/mix": [
+        *(f"test_data_{name}" for name in ("settings", "variation", "operations", "loader_arrays", "device")),
+    ],
 }
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq},

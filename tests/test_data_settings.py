@@ -227,6 +227,14 @@ def test_what_is_out_of_range_is_refused(split: Split, name: str, value: float) 
         load(split, replace(STILL, **{name: value}))
 
 
+@pytest.mark.parametrize("scale", [(0.9, 0.1), (0.0, 0.5), (0.5, 1.1), (-0.1, 0.5)])
+def test_a_crop_is_a_part_of_an_image(split: Split, scale: tuple[float, float]) -> None:
+    with pytest.raises(DataError, match="is no part of an image: give 0 < from <= to <= 1"):
+        load(split, replace(STILL, crop_scale=scale))
+    with pytest.raises(DataError, match="repeats 0 is out of range"):
+        load(split, replace(STILL, repeats=0))
+
+
 def test_nothing_is_random_when_all_is_off(split: Split) -> None:
     batch = load(split, STILL)
     for k in range(0, COUNT, 5):

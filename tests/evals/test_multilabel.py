@@ -103,3 +103,15 @@ def test_images_without_any_label_have_no_f1() -> None:
     document = multilabel.document(empty, ["a"])
     assert document["f1"] == document["mean_average_precision"] == 0.0
     assert document["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_calibration_is_over_all_labels_by_hand() -> None:
+    """Fifteen bins of equal width, each open below; the gap of each, by how many scores it has."""
+    scores = scored()
+    values, truth = expit(scores.logits).ravel(), scores.targets.ravel()
+    gaps = []
+    for k in range(15):
+        inside = (values > k / 15) & (values <= (k + 1) / 15)
+        gaps.append(abs(values[inside].sum() - truth[inside].sum()))
+    found = multilabel.document(scores, list("abcde"))["ece"]
+    assert found == pytest.approx(sum(gaps) / 1000) and found > 0.05

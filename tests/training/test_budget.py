@@ -264,3 +264,21 @@ def test_ranks_agree_on_a_time_budget(data: str, tmp_path: Path) -> None:
         assert main[0] == other[0] and int(main[0]) > 0
         assert (main[1], other[1]) == ("True", "False")
         assert len(records(tmp_path / str(number), "test")) == 1
+
+
+def test_a_plan_counts_the_evaluations_that_are_still_to_come() -> None:
+    """One after each epoch of ten steps; the last step's has its own time."""
+    asked: dict[tuple[int, int], int] = {}
+
+    class Asking(Clock):
+        def steps_left(self, step: int, evaluations: Callable[[int], int]) -> int:
+            for steps in (9, 10, 11, 30, 31, 600):
+                asked[step, steps] = evaluations(steps)
+            return 7
+
+    for step in (0, 10, 25):
+        assert fit(Position(step=step, steps=40), 10, Asking.__new__(Asking)) == step + 7
+    assert [asked[0, steps] for steps in (9, 10, 11, 30, 31)] == [0, 0, 1, 2, 3]
+    assert [asked[10, steps] for steps in (11, 30, 31)] == [0, 1, 2]
+    assert asked[25, 31] == 1 and asked[25, 30] == asked[25, 9] == 0
+    assert asked[0, 600] == 19  # every third epoch: 25 at most

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,3 +213,32 @@ def test_times_are_read() -> None:
     assert plan.time_budget == 600.0 and plan.epochs is None
     with pytest.raises(OptionError, match="give one of them"):
         choose(TrainConfig(time_budget="10m", epochs=3), CIFAR)
+
+
+PLANS = Path(__file__).parents[1] / "fixtures" / "plans.json"
+SITUATIONS: dict[str, tuple[TrainConfig, Facts]] = {
+    "digits on a CPU": (TrainConfig(), DIGITS),
+    "photographs on a CPU": (TrainConfig(), PHOTOS),
+    "many photographs on a CPU, for ten minutes": (
+        TrainConfig(time_budget="10m"),
+        replace(PHOTOS, images=60_000),
+    ),
+    "CIFAR on a GPU, for two minutes": (TrainConfig(time_budget="2m"), CIFAR),
+    "CIFAR on a GPU": (TrainConfig(), CIFAR),
+    "CIFAR on a GPU, by AdamW": (TrainConfig(optimizer="adamw"), CIFAR),
+    "photographs on a GPU, by SGD": (TrainConfig(optimizer="sgd"), replace(PHOTOS, device="cuda")),
+    "ImageNet on a GPU": (TrainConfig(), replace(PHOTOS, images=1_281_167, classes=1000, device="cuda")),
+    "several labels": (TrainConfig(), replace(PHOTOS, multilabel=True)),
+    "small patches of one's own": (
+        TrainConfig(patch_size=(16,)),
+        replace(PHOTOS, size=(5, 40), images=20_000),
+    ),
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_default_changes_on_purpose(situation: str) -> None:
+    """All values of the plan, as docs/train.md explains them: whoever changes one changes `plans.json`."""
+    plan = json.loads(json.dumps(choose(*SITUATIONS[situation]).to_json()))
+    del plan["reasons"]
+    assert plan == json.loads(PLANS.read_text())[situation]

@@ -1,5 +1,7 @@
 """Recipes: a run is repeated from its folder or its sealed file, and other options change parts of it."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from tests.training.test_defaults import DIGITS
 from vitreous import parallel
 from vitreous.config import FinetuneConfig, TrainConfig
 from vitreous.errors import OptionError
-from vitreous.training import Result, finetune, recipes, train
+from vitreous.training import Result, finetune, recipes, setup, train
 from vitreous.training.defaults import choose
 from vitreous.training.recipes import Recipe
 
@@ -80,3 +82,37 @@ def test_a_recipe_that_is_none_is_refused(tmp_path: Path) -> None:
         recipes.read("modren")
     with pytest.raises(OptionError, match="holds no recipe: give a run folder, or a sealed file"):
         recipes.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("tune", "images", "gpu", "expected"),
+    [
+        ("full", 19_999, False, {"name": "modern", "batch_size": 128, "lr": 1e-3 * 0.5**0.5, "epochs": 10}),
+        ("full", 20_000, True, {"name": "paper", "batch_size": 512, "lr": 0.01, "ema": 0.0, "epochs": 10}),
+        ("full", 1_999, True, {"name": "modern", "batch_size": 64, "lr": 5e-4, "epochs": 100}),
+        ("last:2", 2_000, True, {"name": "modern", "batch_size": 256, "lr": 1e-3, "epochs": 100}),
+        ("lora:4", 9_999, False, {"name": "modern", "batch_size": 64, "lr": 1e-3, "layer_decay": 1.0}),
+        ("head", 50_000, True, {"name": "modern", "batch_size": 256, "lr": 6e-3, "weight_decay": 0.0}),
+        ("full", 1_000_000, True, {"name": "paper", "epochs": 5, "clip": 1.0, "weight_decay": 0.0}),
+    ],
+)
+def test_the_recipe_for_a_fine_tuning(tune: str, images: int, gpu: bool, expected: dict[str, Any]) -> None:
+    """The rules of docs/transfer.md: the paper's for many images, else the modern one at its rates."""
+    found = recipes.for_finetuning(FinetuneConfig(tune=tune), images, gpu)
+    values = {"name": found.source, **found.values}
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+    kept = {"optimizer": "sgd" if expected["name"] == "paper" else "adamw", "schedule": "cosine", "clip": 1.0}
+    assert {name: values[name] for name in kept} == kept
+    if expected["name"] == "modern" and tune in ("full", "last:2"):
+        assert (values["layer_decay"], values["weight_decay"]) == (0.75, 0.05)
+
+
+def test_a_recipe_without_a_seed_is_of_seed_0(first: Result, tmp_path: Path) -> None:
+    """As those of earlier versions are."""
+    shutil.copytree(first.folder, tmp_path / "old")
+    path = tmp_path / "old" / "config.json"
+    stored = json.loads(path.read_text())
+    del stored["plan"]["seed"]
+    path.write_text(json.dumps(stored))
+    assert setup.seed(TrainConfig(recipe=str(tmp_path / "old"))) == 0
+    assert setup.seed(TrainConfig(recipe=str(tmp_path / "old"), seed=4)) == 4

@@ -20,10 +20,36 @@ from tests.training.runs import OPTIONS, plan_of, run
 from vitreous import parallel
 from vitreous.config import TrainConfig
 from vitreous.data import open_data
-from vitreous.errors import DataError
+from vitreous.errors import DataError, OptionError
 from vitreous.training import setup, train
 
 CPU = parallel.World(device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"),
+    [
+        ("epochs", (0, -1), 1),
+        ("batch_size", (0, -8), 1),
+        ("micro_batch", (0, -3), 1),
+        ("save_every", (0, -5), 1),
+        ("keep", (0, -1), 1),
+        ("repeats", (0, -1), 1),
+        ("seed", (-1,), 0),
+        ("lr", (0.0, -1.0, float("nan"), float("inf")), 1e-9),
+        ("warmup", (-0.1, 1.1, float("nan")), 1.0),
+        ("weight_decay", (-0.1, float("nan")), 0.0),
+        ("clip", (-1.0, float("inf")), 0.0),
+    ],
+)
+def test_numbers_that_no_training_can_use(
+    name: str, wrong: tuple[float, ...], right: float, data: str, tmp_path: Path
+) -> None:
+    for value in wrong:
+        with pytest.raises(OptionError, match=f"--{name.replace('_', '-')} {value} is out of range: "):
+            train(data, replace(OPTIONS, out=str(tmp_path / "run"), **{name: value}))
+    assert not (tmp_path / "run").exists()
+    setup.check_options(TrainConfig(**{name: right}))
 
 
 def test_facts_of_pictures_are_their_medians(tmp_path: Path) -> None:

@@ -96,6 +96,11 @@ def _check_ranges(augment: Augment) -> None:
     for name in ("flip", "erase", "mix_probability", "unmixed"):
         if not 0.0 <= getattr(augment, name) <= 1.0:
             raise DataError(f"{name} {getattr(augment, name)} is out of range: give a number from 0 to 1")
+    if augment.repeats < 1:
+        raise DataError(f"repeats {augment.repeats} is out of range: give 1 (none) or more")
+    low, high = augment.crop_scale or (1.0, 1.0)
+    if not 0.0 < low <= high <= 1.0:
+        raise DataError(f"crop_scale {low} {high} is no part of an image: give 0 < from <= to <= 1")
     for name in ("color_jitter", "mixup", "cutmix", "geometry", "color"):
         if not getattr(augment, name) >= 0.0:
             raise DataError(f"{name} {getattr(augment, name)} is out of range: give 0 (none) or more")

@@ -58,6 +58,7 @@ def train(
     caller needs when this has returned; `started`: when it began, by `time.monotonic`, if not now.
     """
     started = time.monotonic() if started is None else started
+    setup.check_options(options)
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
         world = stack.enter_context(parallel.join(options.device))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import statistics
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, TrainConfig
 from vitreous.data import Dataset, Split, require_readable
 from vitreous.data.images import ArrayImages
-from vitreous.errors import DataError
+from vitreous.errors import DataError, OptionError
 from vitreous.models import cost
 from vitreous.options import command as command_line
 from vitreous.training import defaults, folder, recipes
@@ -28,6 +29,25 @@ FREE = {
     *("out", "device", "pixels", "workers", "micro_batch", "compile", "checkpointing", "shard"),
     *("save_every", "keep", "on_nan", "data_root", "tensorboard", "wandb", "mlflow"),
 }
+
+
+LEAST = {
+    **dict.fromkeys(("epochs", "batch_size", "micro_batch", "save_every", "keep", "repeats"), 1),
+    **dict.fromkeys(("seed", "warmup", "weight_decay", "clip"), 0),
+}
+"""The smallest value that an option may have."""
+
+
+def check_options(options: TrainConfig) -> None:
+    """Refuse numbers that no training can use, before anything is read or written."""
+    for name, least in LEAST.items():
+        value = getattr(options, name)
+        if value is not None and not least <= value < math.inf:
+            raise OptionError(f"--{name.replace('_', '-')} {value} is out of range: give {least} or more")
+    if options.lr is not None and not 0.0 < options.lr < math.inf:
+        raise OptionError(f"--lr {options.lr} is out of range: give more than 0, such as 1e-3")
+    if options.warmup is not None and options.warmup > 1.0:
+        raise OptionError(f"--warmup {options.warmup} is out of range: a part of all steps, from 0 to 1")
 
 
 @dataclass(frozen=True)

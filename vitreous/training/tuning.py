@@ -97,9 +97,10 @@ def _learning(model: Model, kind: str, number: int | None) -> Iterator[nn.Module
         return
     yield from (getattr(model, name) for name in ("head", "head_dist") if hasattr(model, name))
     if kind == "last" and isinstance(model, VisionTransformer):
-        if number is not None and number > len(model.blocks):
+        assert number is not None
+        if number > len(model.blocks):
             raise ModelError(f"last:{number} is more than the model's {len(model.blocks)} blocks")
-        yield from list(model.blocks)[-(number or 1) :]
+        yield from list(model.blocks)[-number:]
         yield from (model.norm, model.fc_norm)
 
 
