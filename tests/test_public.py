@@ -15,6 +15,7 @@ from vitreous import config
 
 CONFIGS: dict[str, type[Any]] = {
     "convert": config.ConvertConfig,
+    "distill": config.DistillConfig,
     "evaluate": config.EvaluateConfig,
     "export": config.ExportConfig,
     "finetune": config.FinetuneConfig,
@@ -36,6 +37,7 @@ def test_the_public_names_are_these() -> None:
         "check",
         "convert",
         "create_model",
+        "distill",
         "evaluate",
         "export",
         "finetune",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vitreous.api import Run as Run
     from vitreous.api import check as check
     from vitreous.api import convert as convert
+    from vitreous.api import distill as distill
     from vitreous.api import evaluate as evaluate
     from vitreous.api import export as export
     from vitreous.api import finetune as finetune
@@ -38,6 +39,7 @@ _HOME = {
     "check": "vitreous.api",
     "convert": "vitreous.api",
     "create_model": "vitreous.models.zoo",
+    "distill": "vitreous.api",
     "evaluate": "vitreous.api",
     "export": "vitreous.api",
     "finetune": "vitreous.api",
@@ -59,6 +61,7 @@ __all__ = [
     "check",
     "convert",
     "create_model",
+    "distill",
     "evaluate",
     "export",
     "finetune",

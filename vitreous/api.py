@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vitreous import console
 from vitreous.config import (
     ConvertConfig,
+    DistillConfig,
     EvaluateConfig,
     ExportConfig,
     FinetuneConfig,
@@ -95,6 +96,17 @@ def finetune(checkpoint: Text, data: Text, **options: Any) -> Run | Figures:
     source, name = os.fspath(checkpoint), os.fspath(data)
     if is_suite(name):
         return Figures(suite(source, name, config, after=_write_report))
+    return _finish(work(source, name, config, afterwards=_report_seconds(config), started=started))
+
+
+@takes(DistillConfig)
+def distill(teacher: Text, data: Text, **options: Any) -> Run:
+    """Teach a student what a trained model knows: its answers, or its features, without labels."""
+    started = _now()
+    from vitreous.training import distill as work
+
+    config = from_keywords(DistillConfig, options, "distill")
+    source, name = os.fspath(teacher), os.fspath(data)
     return _finish(work(source, name, config, afterwards=_report_seconds(config), started=started))
 
 

@@ -87,6 +87,11 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         return dict(zip(tensors, pool.map(_checksum, tensors.values()), strict=True))
 
 
+def fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Return one short hash of all tensors and their names."""
+    return hashlib.sha256(json.dumps(checksums(tensors), sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _checksum(tensor: Tensor) -> str:
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
     digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]

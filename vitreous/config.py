@@ -213,6 +213,23 @@ class FinetuneConfig(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillConfig(TrainConfig):
+    """How a student learns from a teacher; else as in training."""
+
+    match: Literal["token", "logits", "features"] = "token"
+    """token: DeiT, the teacher teaches a distillation token, the labels the class token; logits: both teach
+    the same scores; features: the student gives the teacher's features, and labels take no part."""
+    targets: Literal["hard", "soft"] | None = None
+    """hard: the teacher's best class; soft: its scores; auto: hard for token, soft for logits."""
+    temperature: float = 1.0
+    """Scores are divided by it on both sides, where targets are soft."""
+    teacher_share: float | None = None
+    """The teacher's part of the loss, beside the labels; auto: 0.5 for token, 1 for logits."""
+    distance: Literal["cosine", "smooth_l1"] = "cosine"
+    """How far features are apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """What is measured, and on what."""
 
@@ -353,7 +370,7 @@ class InspectConfig:
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "main": (
-        *("model", "init", "tune", "recipe", "method", "split", "image_size"),
+        *("model", "match", "init", "tune", "recipe", "method", "split", "image_size"),
         *("epochs", "time_budget", "batch_size", "lr", "out", "seed", "device"),
     ),
     "model": ("patch_size", "drop_path", "keep_head", "heads", "layer", "pooling"),
@@ -374,6 +391,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimisation": (
         *("optimizer", "schedule", "warmup", "weight_decay", "layer_decay", "clip", "ema"),
         *("loss", "label_smoothing", "binary_targets", "on_nan"),
+        *("targets", "temperature", "teacher_share", "distance"),
     ),
     "measurement": (
         *("metric", "shots", "seeds", "compare", "calibrate", "abstain", "restrict", "real_labels"),

@@ -12,7 +12,7 @@ import torch
 
 from tests.training.runs import assert_same_weights, plan_of, run, weights
 from vitreous import checkpoint, parallel
-from vitreous.config import FinetuneConfig, TrainConfig
+from vitreous.config import DistillConfig, FinetuneConfig, TrainConfig
 from vitreous.data import make_loader
 from vitreous.data.device import DeviceLoader
 from vitreous.data.host import HostLoader
@@ -90,6 +90,10 @@ ELSEWHERE = {
     "train_limit": "training/test_finetune.py::test_train_limit_is_how_many_images_take_part",
     "keep_head": "training/test_finetune.py::test_keep_head_keeps_the_rows_of_classes_that_both_know",
     "heads": "training/test_finetune.py::test_heads_are_those_of_bare_weights",
+    **dict.fromkeys(
+        ("match", "targets", "temperature", "teacher_share", "distance"),
+        "training/test_distill.py::test_settings_are_the_options",
+    ),
 }
 
 
@@ -144,7 +148,7 @@ def value_at(folder: Path, path: str) -> Any:
 
 def test_no_option_is_forgotten() -> None:
     """A new option needs a row above, or a test that names it; one that is gone leaves nothing behind."""
-    options = {each.name for each in (*fields(TrainConfig), *fields(FinetuneConfig))}
+    options = {each.name for kind in (TrainConfig, FinetuneConfig, DistillConfig) for each in fields(kind)}
     assert options == {option for option, *_ in CHANGES} | ELSEWHERE.keys()
     assert setup.FREE <= ELSEWHERE.keys()
     for option, where in ELSEWHERE.items():

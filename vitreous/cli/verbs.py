@@ -13,6 +13,7 @@ from vitreous import api, console
 from vitreous.cli import flags
 from vitreous.config import (
     ConvertConfig,
+    DistillConfig,
     EvaluateConfig,
     ExportConfig,
     FinetuneConfig,
@@ -128,6 +129,27 @@ def finetune(
         from vitreous.evals import suite
 
         console.table(*suite.table(found.to_dict()))
+
+
+def distill(
+    teacher: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEACHER")],
+    data: Data,
+    *,
+    options: Annotated[Options, flags.of(DistillConfig)],
+) -> None:
+    """Teach a small model what a large one knows.
+
+    By the teacher's answers, as DeiT does, or by its features, without labels.
+
+    Examples:
+        vitreous distill runs/bit photos/ --model deit_tiny_patch16_224 --epochs 100
+        vitreous distill dinov2.pth pictures/ --model ViT-Ti/16 --match features
+
+    Args:
+        teacher: A sealed file, a run folder, or weights of any layout.
+        data: As for train.
+    """
+    _show_run(api.distill(teacher, data, **options))
 
 
 def _show_run(run: api.Run) -> None:
@@ -434,6 +456,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "check": check,
     "train": train,
     "finetune": finetune,
+    "distill": distill,
     "evaluate": evaluate,
     "probe": probe,
     "predict": predict,

@@ -346,11 +346,16 @@ class VisionTransformer(ImageModel):
     def forward_head(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return logits (B, K) from the encoder's tokens; of a distilled model, the mean of its two heads."""
         if self.config.distilled and self.config.num_classes:
-            return (self.head(features[:, 0]) + self.head_dist(features[:, 1])) / 2
+            labels, teacher = self.forward_heads(features)
+            return (labels + teacher) / 2
         y = self.pool(features, mask)
         if self.pre_logits is not None:
             y = torch.tanh(self.pre_logits(y))
         return self.head(y)
+
+    def forward_heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits of a distilled model's class token, and of its distillation token, each (B, K)."""
+        return self.head(features[:, 0]), self.head_dist(features[:, 1])
 
     def fresh_classifier(self) -> nn.Module:
         """Return a new head of zeros, or nothing that stands in for it where there are no classes."""

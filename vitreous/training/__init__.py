@@ -1,4 +1,4 @@
-"""Training: one loop for every task, from a plan to a sealed model; the verbs `train` and `finetune`.
+"""Training: one loop for every task, from a plan to a sealed model; the verbs `train`, `finetune`, `distill`.
 
 plan       everything that makes a run what it is; `defaults` chooses it, `recipes` repeat one
 setup      the plan that holds, the loaders
@@ -9,8 +9,9 @@ log        what is shown and journalled
 results    what a run leaves behind
 """
 
+from vitreous.training.distill import distill
 from vitreous.training.finetune import finetune, suite
 from vitreous.training.loop import train
 from vitreous.training.results import Result
 
-__all__ = ["Result", "finetune", "suite", "train"]
+__all__ = ["Result", "distill", "finetune", "suite", "train"]

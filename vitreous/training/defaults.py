@@ -13,7 +13,7 @@ from vitreous.errors import OptionError
 from vitreous.models import architecture, zoo
 from vitreous.models.architecture import Architecture, ViTConfig
 from vitreous.training import recipes
-from vitreous.training.plan import Plan, seconds
+from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
 from vitreous.training.recipes import SHORT, Recipe
 
 Value = TypeVar("Value")
@@ -68,7 +68,11 @@ class _Chooser:
 
 
 def choose(
-    options: TrainConfig, facts: Facts, pretrained: Pretrained | None = None, recipe: Recipe | None = None
+    options: TrainConfig,
+    facts: Facts,
+    pretrained: Pretrained | None = None,
+    recipe: Recipe | None = None,
+    task: Task = SUPERVISED,
 ) -> Plan:
     """Fill in what the user left open; the architecture too, unless a trained model has it already."""
     if recipe is None and pretrained is None and _seen_often(facts, options):
@@ -77,7 +81,7 @@ def choose(
     pick = _Chooser(recipe or Recipe())
     epochs, budget = _duration(options, facts, pick)
     if pretrained is None:
-        model = _architecture(options, facts, budget, pick)
+        model = _architecture(options, facts, budget, pick, task.shape)
         preprocessing = Preprocessing(
             image_size=model.image_size, mean=(0.5,) * facts.channels, std=(0.5,) * facts.channels
         )
@@ -95,6 +99,8 @@ def choose(
     plan = Plan(
         architecture=model,
         preprocessing=preprocessing,
+        objective=task.objective,
+        settings=task.settings,
         tune="full" if pretrained is None else pretrained.tune,
         epochs=epochs,
         time_budget=budget,
@@ -159,8 +165,10 @@ def _learning_rate(
     return pick("lr", options.lr, rate, why)
 
 
-def _architecture(options: TrainConfig, facts: Facts, budget: float | None, pick: _Chooser) -> Architecture:
-    changes: dict[str, Any] = {"num_classes": facts.classes, "in_channels": facts.channels}
+def _architecture(
+    options: TrainConfig, facts: Facts, budget: float | None, pick: _Chooser, needed: dict[str, Any]
+) -> Architecture:
+    changes: dict[str, Any] = {"num_classes": facts.classes, "in_channels": facts.channels, **needed}
     if options.image_size is not None:
         changes["image_size"] = architecture.pair(options.image_size, "image size")
     if options.patch_size is not None:

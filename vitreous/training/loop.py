@@ -28,7 +28,7 @@ from vitreous.training.clock import Clock
 from vitreous.training.folder import RunLock
 from vitreous.training.gradients import Gradients
 from vitreous.training.log import Log
-from vitreous.training.plan import Plan
+from vitreous.training.plan import SUPERVISED, Plan, Task
 from vitreous.training.results import Result
 from vitreous.training.setup import Start
 from vitreous.training.signals import StopSignal
@@ -47,6 +47,7 @@ def train(
     *,
     make_objective: objectives.Build | None = None,
     start: Start | None = None,
+    task: Task = SUPERVISED,
     dataset: Dataset | None = None,
     afterwards: float = 0.5,
     started: float | None = None,
@@ -54,6 +55,7 @@ def train(
     """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
 
     Without a `start` the model is fresh; with one it is trained already, and all or part of it learns on.
+    `task` says what is learned, where that is not the labels.
     `dataset` is what `data` names, where it is open already. `afterwards`: seconds of a time budget that the
     caller needs when this has returned; `started`: when it began, by `time.monotonic`, if not now.
     """
@@ -68,7 +70,7 @@ def train(
         parallel.on_main(lambda: stack.callback(RunLock(folder).release), world)
 
         # As it was written down when the run started, or chosen now.
-        plan = setup.agree_on_plan(folder, data, dataset, options, world, start)
+        plan = setup.agree_on_plan(folder, data, dataset, options, world, start, task)
         if (ended := results.finished(folder, dataset, world)) is not None:
             if world.is_main:
                 console.note(f"the run in {folder} has ended: give another --out for a new one")

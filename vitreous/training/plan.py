@@ -14,6 +14,22 @@ UNSEALED = ("architecture", "preprocessing", "reasons")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a verb asks of a plan beside its options."""
+
+    objective: str = "supervised"
+    settings: dict[str, Any] = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
+    """What the model must have, by the names of its configuration."""
+    verb: str = "train"
+    arguments: tuple[str, ...] = ()
+    """The verb's arguments before the data."""
+
+
+SUPERVISED = Task()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Two runs of one plan on the same data are the same run."""
 
@@ -21,6 +37,8 @@ class Plan:
     preprocessing: Preprocessing
     objective: str = "supervised"
     """The file of `objectives/` that is learned."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What that task alone needs, as plain JSON values."""
     tune: str = "full"
     """What of the model learns, as `tuning.parse` reads it."""
     epochs: int | None

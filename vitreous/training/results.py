@@ -64,7 +64,7 @@ def seal(training: "Training", name: str, results: dict[str, Any]) -> None:
         config=plan.architecture,
         tensors=tensors,
         preprocessing=plan.preprocessing,
-        labels=dataset.labels,
+        labels=dataset.labels if plan.architecture.num_classes else [],
         about={
             "recipe": plan.recipe(),
             "results": results,

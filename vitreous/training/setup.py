@@ -1,7 +1,5 @@
 """Before the loop: which plan a run follows, and the loaders that feed it; nothing is trained here."""
 
-import hashlib
-import json
 import math
 import os
 import statistics
@@ -21,7 +19,7 @@ from vitreous.models import cost
 from vitreous.options import command as command_line
 from vitreous.training import defaults, folder, recipes
 from vitreous.training.defaults import Facts, Pretrained
-from vitreous.training.plan import Plan
+from vitreous.training.plan import SUPERVISED, Plan, Task
 from vitreous.training.recipes import Recipe
 
 # What may differ between the command that started a run and the one that goes on with it.
@@ -68,6 +66,7 @@ def agree_on_plan(
     options: TrainConfig,
     world: parallel.World,
     start: Start | None = None,
+    task: Task = SUPERVISED,
 ) -> Plan:
     """Return the plan of the run in this folder, if its options are still the same, or choose one."""
     if "train" not in dataset.splits or not len(dataset.splits["train"]):
@@ -75,8 +74,9 @@ def agree_on_plan(
     now = {name: value for name, value in asdict(options).items() if name not in FREE}
     now["data"] = dataset.fingerprint
     if start is not None:
-        sums = checkpoint.checksums(start.tensors)
-        now["checkpoint"] = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:16]
+        now["checkpoint"] = checkpoint.fingerprint(start.tensors)
+    if task.settings:
+        now["task"] = task.settings
     path = run / "config.json"
     chosen: list[Plan] = []
 
@@ -87,10 +87,12 @@ def agree_on_plan(
             chosen.append(_stored_plan(stored, dataset))
             return
         require_readable(dataset)
-        plan = _choose(dataset, options, world, start)
+        plan = _choose(dataset, options, world, start, task)
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
-        arguments = ("train", (data,)) if start is None else ("finetune", (start.source, data))
+        arguments = (
+            (task.verb, (*task.arguments, data)) if start is None else ("finetune", (start.source, data))
+        )
         command = command_line(*arguments, options)
         source = {"command": command, "data": data, "data_root": options.data_root}
         files.write_json(path, {**source, "options": now, "plan": plan.to_json()})
@@ -102,12 +104,14 @@ def agree_on_plan(
     return plan
 
 
-def _choose(dataset: Dataset, options: TrainConfig, world: parallel.World, start: Start | None) -> Plan:
+def _choose(
+    dataset: Dataset, options: TrainConfig, world: parallel.World, start: Start | None, task: Task
+) -> Plan:
     facts = measure_facts(dataset, world)
     if start is not None:
         return defaults.choose(options, facts, start.pretrained, start.recipe)
     recipe = recipes.read(options.recipe) if options.recipe else None
-    return defaults.choose(options, facts, recipe=recipe)
+    return defaults.choose(options, facts, recipe=recipe, task=task)
 
 
 def _stored_plan(stored: Mapping[str, Any], dataset: Dataset) -> Plan:

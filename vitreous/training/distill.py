@@ -1,0 +1,78 @@
+"""`vitreous distill`: a student learns from a teacher, through the same loop as training."""
+
+import time
+from typing import Any
+
+from vitreous import checkpoint
+from vitreous.config import DistillConfig
+from vitreous.data import Dataset, open_data
+from vitreous.errors import OptionError
+from vitreous.objectives.distill import class_columns
+from vitreous.predict import Classifier, load
+from vitreous.training import setup
+from vitreous.training.loop import train
+from vitreous.training.plan import Task
+from vitreous.training.results import Result
+
+
+def distill(
+    teacher: str,
+    data: str,
+    options: DistillConfig,
+    dataset: Dataset | None = None,
+    *,
+    afterwards: float = 0.5,
+    started: float | None = None,
+) -> Result:
+    """Teach a student what the model at `teacher` knows, or go on with a run that was stopped."""
+    started = time.monotonic() if started is None else started
+    _check(options)
+    if dataset is None:
+        dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
+    classifier = load(teacher)
+    if options.match != "features":
+        if dataset.multilabel:
+            raise OptionError(
+                "images with several labels: a teacher's answers are of one class; use --match features"
+            )
+        class_columns(classifier.labels, dataset.labels)  # before anything is written
+    task = Task(
+        objective="distill",
+        settings=_settings(teacher, classifier, options),
+        shape=_shape(options),
+        verb="distill",
+        arguments=(teacher,),
+    )
+    return train(data, options, task=task, dataset=dataset, afterwards=afterwards, started=started)
+
+
+def _check(options: DistillConfig) -> None:
+    share = options.teacher_share
+    if share is not None and not 0.0 < share <= 1.0:
+        raise OptionError(f"--teacher-share {share} is out of range: more than 0, at most 1")
+    if not 0.0 < options.temperature < float("inf"):
+        raise OptionError(f"--temperature {options.temperature} is out of range: give more than 0, such as 2")
+    if options.fit == "pad":
+        raise OptionError("--fit pad hides patches from the student alone: a teacher needs cover or stretch")
+
+
+def _settings(teacher: str, classifier: Classifier, options: DistillConfig) -> dict[str, Any]:
+    """Return what the task needs, filled in: DeiT's hard targets by halves; a patient teacher's alone."""
+    found: dict[str, Any] = {
+        "teacher": teacher,
+        "teacher_checksum": checkpoint.fingerprint(classifier.model.state_dict()),
+        "match": options.match,
+    }
+    if options.match == "features":
+        return {**found, "distance": options.distance}
+    token = options.match == "token"
+    hard = options.targets == "hard" if options.targets else token
+    share = options.teacher_share or (0.5 if token else 1.0)
+    return {**found, "hard": hard, "temperature": options.temperature, "share": share}
+
+
+def _shape(options: DistillConfig) -> dict[str, Any]:
+    """Return what the student must have: a distillation token, or no classes."""
+    if options.match == "token":
+        return {"distilled": True, "class_token": True, "pooling": "cls"}
+    return {"num_classes": 0} if options.match == "features" else {}
