@@ -1,8 +1,8 @@
 """From the bytes of an image file to a Pillow image in the right mode; the only place where files are
 decoded.
 
-Nothing is decoded before its format and its number of pixels are known from the header, and formats outside
-the allow-list (EPS and its friends among them) are never opened.
+Nothing is decoded before its format, its number of pixels and its aspect are known from the header, and
+formats outside the allow-list (EPS and its friends among them) are never opened.
 """
 
 import io
@@ -24,6 +24,8 @@ SUFFIXES = frozenset(
 MAX_PIXELS = 80_000_000
 """An 80-megapixel image takes 240 MB decoded; Pillow's own limit of 89 would only warn."""
 MAX_BYTES = 1 << 30
+MAX_ASPECT = 100
+"""How many times one side may be the other: of a longer picture a model would see less than a hundredth."""
 
 # Our own limit is lower and is an error; Pillow's warning would be a second, vaguer line about the same file.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -92,6 +94,10 @@ def open_header(data: bytes, *, max_pixels: int = MAX_PIXELS, name: str = "image
     width, height = image.size
     if width * height > max_pixels:
         raise DataError(f"{name}: {_too_large(f'{width}x{height} pixels', max_pixels)}")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise DataError(
+            f"{name}: {width}x{height} pixels: one side is more than {MAX_ASPECT} times the other: crop it"
+        )
     return image
 
 
