@@ -165,7 +165,7 @@ def test_a_file_that_memory_is_too_small_for_fails_alone(
     [
         (pictures.many_scans(4000), "more than 100 scans"),
         (pictures.many_scans(100, (4096, 4096)), "more than 95 scans"),
-        (pictures.many_scans(1000, progressive=False), "more than 100 scans"),
+        (pictures.many_scans(1000, frame=0xC0), "more than 100 scans"),
         (pictures.padded_jpeg(1_000_000), "filled with empty"),
         (pictures.many_segments(100_000), "filled with empty"),
         (pictures.many_chunks(200_000), "more than 100,000 chunks"),

@@ -57,12 +57,17 @@ def noise(size: tuple[int, int], seed: int = 0) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def many_scans(scans: int, size: tuple[int, int] = (64, 64), *, progressive: bool = True) -> bytes:
-    """Return a JPEG whose last scan comes again and again: each goes over all pixels for a few bytes."""
-    data = encoded(Image.new("RGB", size, (90, 120, 150)), "JPEG", progressive=progressive)
+def many_scans(scans: int, size: tuple[int, int] = (64, 64), *, frame: int = 0xC2) -> bytes:
+    """Return a JPEG whose last scan comes again and again: each goes over all pixels for a few bytes.
+
+    `frame` 0xC2: progressive; 0xC0: sequential, with scans of one component each."""
+    data = encoded(Image.new("RGB", size, (90, 120, 150)), "JPEG", progressive=frame == 0xC2)
     last = data.rindex(b"\xff\xda")
-    again = data[last:-2]
-    return data[:-2] + again * (scans - data.count(b"\xff\xda")) + b"\xff\xd9"
+    first, again = data[:-2], data[last:-2]
+    if frame == 0xC0:  # one component, and the rest of the header as it was
+        again = b"\xff\xda\x00\x08\x01" + data[last + 5 : last + 7] + data[last + 11 : -2]
+        first = data[:last] + again
+    return first + again * (scans - first.count(b"\xff\xda")) + b"\xff\xd9"
 
 
 def hidden_scans(scans: int) -> bytes:
@@ -160,7 +165,7 @@ MAKERS: dict[str, Callable[[random.Random], bytes]] = {
     "upright sliver": lambda chance: sliver(chance.choice([9000, 65000]), upright=True),
     "sliver jpeg": lambda chance: sliver_jpeg(chance.choice([9000, 30000, 65000])),
     "scans": lambda chance: many_scans(chance.choice([101, 1000, 4000]), (chance.choice([64, 1024]), 64)),
-    "baseline scans": lambda chance: many_scans(chance.choice([101, 1000]), progressive=False),
+    "baseline scans": lambda chance: many_scans(chance.choice([101, 1000]), frame=0xC0),
     "hidden scans": lambda chance: hidden_scans(chance.randrange(100, 30_000)),
     "padding": lambda chance: padded_jpeg(chance.choice([10, 100_000, 10_000_000])),
     "segments": lambda chance: many_segments(chance.choice([1000, 1_000_000])),

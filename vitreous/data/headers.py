@@ -26,6 +26,8 @@ MAX_RUNS = 1 << 22
 MARKER = re.compile(rb"\xff([\x01-\xfe])")
 SCAN = 0xDA
 END = 0xD9
+FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 STANDALONE = frozenset({0x01, 0xD8, *range(0xD0, 0xD8)})
 
 
@@ -39,7 +41,7 @@ def check_structure(data: bytes) -> None:
 def check_scans(data: bytes, pixels: int, max_pixels: int) -> None:
     """Refuse a JPEG with more scans than an image of so many pixels may have."""
     allowed = min(MAX_SCANS, SCANS_OF_ALL * max_pixels // max(1, pixels))
-    if data.count(b"\xff\xda") <= allowed:  # at least as many as there are scans, and quickly counted
+    if not _has_several_scans(data) or data.count(b"\xff\xda") <= allowed:  # that many or fewer
         return
     scans = 0
     for number, (marker, _) in enumerate(_segments(data, len(data))):
@@ -48,6 +50,19 @@ def check_scans(data: bytes, pixels: int, max_pixels: int) -> None:
             raise DataError(f"more than {allowed} scans, the limit for its size: save the image anew")
         if number > MAX_BLOCKS:
             raise DataError(f"more than {MAX_BLOCKS:,} segments: save the image anew")
+
+
+def _has_several_scans(data: bytes) -> bool:
+    """Tell whether a JPEG may have several scans: by its frame, or as the first has not all components."""
+    components = b""
+    for marker, start in _segments(data, MAX_FILLER):
+        if marker in PROGRESSIVE:
+            return True
+        if marker in FRAMES:
+            components = data[start + 9 : start + 10]
+        if marker == SCAN:
+            return data[start + 4 : start + 5] < components
+    return False
 
 
 def _segments(data: bytes, within: int) -> Iterator[tuple[int, int]]:
