@@ -125,6 +125,8 @@ def read_file(path: str | Path) -> bytes:
             return file.read()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in a path
+        raise DataError(f"{str(path)!r}: no path of a file: {error}") from None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data import content, holdout
-from vitreous.data.images import ArrayImages
+from vitreous.data.images import ArrayImages, printable
 from vitreous.data.sources import arrays, folders, named, parquet, shards, tables
 from vitreous.data.sources.found import LONGEST_NUMBER, Found, Label
 from vitreous.data.split import Dataset, Split
@@ -107,6 +107,9 @@ def _digits() -> Dataset:
 
 def _assemble(found: Found, source: str, seed: int, carve: bool) -> Dataset:
     """Number the classes, hash the images, and carve the splits that are missing."""
+    found.splits = {name: (images, rows) for name, (images, rows) in found.splits.items() if len(images)}
+    if not found.splits:
+        raise DataError(f"{source}: it has no images")
     labels, numbered = _number(found, source)
     multilabel = any(isinstance(row, list) for rows in numbered.values() for row in rows)
     splits: dict[str, Split] = {}
@@ -118,6 +121,8 @@ def _assemble(found: Found, source: str, seed: int, carve: bool) -> Dataset:
         missing = ("val",) if "test" in splits else ("val", "test")
         train = splits["train"]
         parts = holdout.carve(train.digests, train.targets, missing, seed)
+        if not len(parts["train"]):  # copies of one image, which fall on one side
+            parts = {"train": np.arange(len(train)), **{name: np.empty(0, np.int64) for name in missing}}
         missing = tuple(name for name in missing if len(parts[name]))
         splits |= {name: train.select(rows) for name, rows in parts.items() if name == "train" or len(rows)}
     ordered = {name: splits[name] for name in ("train", "val", "test") if name in splits}
@@ -131,6 +136,8 @@ def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | 
         names = list(found.labels)
     else:
         names = _sorted_names({_name(label, source) for label in everything})
+    if (odd := next((name for name in names if not _is_utf8(name)), None)) is not None:
+        raise DataError(f"{source}: the class {printable(odd)!r} is not named in UTF-8: rename it")
     if len(set(names)) < len(names):
         raise DataError(f"{source}: two classes have the same name: make class names unique")
     numbers = {name: number for number, name in enumerate(names)}
@@ -145,6 +152,14 @@ def _name(label: str | int, source: str) -> str:
     if isinstance(label, int) and label < 0:
         raise DataError(f"{source}: label {label} is negative: labels are numbers from 0 on, or names")
     return str(int(label)) if isinstance(label, int) else label
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a folder's name, whose bytes are any
+        return False
+    return True
 
 
 def _sorted_names(names: set[str]) -> list[str]:

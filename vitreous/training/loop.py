@@ -63,6 +63,8 @@ def train(
         world = stack.enter_context(parallel.join(options.device))
         if dataset is None:
             dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
+        if make_objective is None:
+            setup.require_classes(dataset)
         folder = Path(options.out or Path("runs") / Path(data).stem)
         parallel.on_main(lambda: stack.callback(RunLock(folder).release), world)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, TrainConfig
 from vitreous.data import Dataset, Split, require_readable
+from vitreous.data.bad import nothing_to_learn
 from vitreous.data.images import ArrayImages
 from vitreous.errors import DataError
 from vitreous.models import cost
@@ -68,6 +69,10 @@ def agree_on_plan(
             return
         require_readable(dataset)
         plan = _choose(dataset, options, world, start)
+        if plan.preprocessing.image_size == (1, 1):
+            raise DataError(
+                "images of one pixel show nothing to learn: give larger ones, or set --image-size"
+            )
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
         arguments = ("train", (data,)) if start is None else ("finetune", (start.source, data))
@@ -88,6 +93,13 @@ def _choose(dataset: Dataset, options: TrainConfig, world: parallel.World, start
         return defaults.choose(options, facts, start.pretrained, start.recipe)
     recipe = recipes.read(options.recipe) if options.recipe else None
     return defaults.choose(options, facts, recipe=recipe)
+
+
+def require_classes(dataset: Dataset) -> None:
+    """Refuse data whose training images teach no classes: "100 %" would be its result."""
+    split = dataset.splits.get("train")
+    if split is not None and len(split) and (reason := nothing_to_learn(split)) is not None:
+        raise DataError(reason)
 
 
 def _stored_plan(stored: Mapping[str, Any], dataset: Dataset) -> Plan:
