@@ -167,7 +167,9 @@ class HostLoader:
         try:
             for raw in self._loader:
                 yield self._note(raw)
-        except RuntimeError as error:
+        except DataError as error:
+            raise DataError(_from_worker(error)) from None
+        except (RuntimeError, MemoryError) as error:
             if "DataLoader worker" not in str(error):
                 raise
             raise DataError(
@@ -271,6 +273,12 @@ class HostLoader:
         if targets.ndim == 2:
             return targets
         return torch.nn.functional.one_hot(targets, self.split.classes).float()
+
+
+def _from_worker(error: DataError) -> str:
+    """Return an error's message without the traceback that torch puts before it when a worker raised it."""
+    text = str(error)
+    return text.rpartition("DataError: ")[2].strip() if "DataLoader worker" in text else text
 
 
 def _worker_start() -> Callable[[int], None]:
