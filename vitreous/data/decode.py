@@ -33,8 +33,8 @@ MAX_ASPECT = 100
 
 # Our own limit is lower and is an error; Pillow's warning would be a second, vaguer line about the same file.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# Photographs with a damaged EXIF block are common, and nothing can be done about them.
-warnings.filterwarnings("ignore", "Corrupt EXIF data|Truncated File Read", UserWarning)
+# Photographs with a damaged EXIF block are common, and nothing can be done about them; what matters raises.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 ORIENTATION_TAG = 0x0112
 TRANSPOSES = {
