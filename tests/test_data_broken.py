@@ -1,5 +1,6 @@
 """Broken files cost themselves only: others take their places, or training stops where they are too many."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,12 @@ def test_nothing_but_broken_files_ends_with_one_line(tmp_path: Path) -> None:
         list(make_loader(split, augment=Augment(), **options).epoch())
     with pytest.raises(DataError, match="none of the images that were tried can be read"):
         make_loader(split, augment="light", **options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_folder_that_is_deleted_ends_with_one_line(tmp_path: Path, workers: int) -> None:
+    split = open_data(make_folder(tmp_path / "data", {"a": 20, "b": 20}), carve=False).splits["train"]
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(DataError, match=r"^50 unreadable files in a row, the last .*: No such file") as gone:
+        batches(split, workers=workers)
+    assert "\n" not in str(gone.value) and "Traceback" not in str(gone.value)

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data_images import encoded, make_folder, own_cache, picture
-from vitreous.data import content, open_data, typical_size
+from tests.hostile.shards import shard
+from vitreous.data import content, open_data, opening, typical_size
 from vitreous.data.holdout import carve, places
 from vitreous.data.images import EncodedImages
 from vitreous.data.store import write_whole
@@ -190,3 +193,43 @@ def test_the_typical_size_is_that_of_most_images_the_right_way_up(tmp_path: Path
     split = open_data(tmp_path / "turned", carve=False).splits["train"]
     assert split.read(0).size == (60, 90) and typical_size(split) == (90, 60)
     assert typical_size(open_data("digits").splits["val"]) == (8, 8)
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet", "csv", "tar"])
+def test_numbers_are_classes_as_they_come(tmp_path: Path, kind: str) -> None:
+    """WordNet's numbers, or dates: a class for each value, not for each number below the largest."""
+    values = [0, 10**12, 2084071, 10**12, 0, 7] * 2
+    root = make_folder(tmp_path / "images", {"a": len(values)})
+    files = [f"images/a/{i:03d}.png" for i in range(len(values))]
+    path = tmp_path / f"x.{kind}"
+    if kind == "npz":
+        np.savez(path, images=np.arange(12 * 16, dtype=np.uint8).reshape(12, 4, 4), labels=np.array(values))
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"path": files, "label": values}), path)
+    elif kind == "csv":
+        path.write_text("path,label\n" + "".join(f"{f},{v}\n" for f, v in zip(files, values, strict=True)))
+    else:
+        images = [(f"{i:03d}.png", (root / "a" / f"{i:03d}.png").read_bytes()) for i in range(12)]
+        classes = [(f"{i:03d}.cls", str(value).encode()) for i, value in enumerate(values)]
+        path.write_bytes(shard(images + classes))
+    data = open_data(path, carve=False)
+    assert data.labels == ["0", "7", "2084071", "1000000000000"]
+    assert [data.labels[k] for k in data.splits["train"].targets] == list(map(str, values))
+
+
+def test_labels_that_would_take_all_memory_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "MOST_TARGETS", 30)
+    tags = [["a", "b", "c", "d"], ["e", "f"], ["g"]] * 2
+    make_folder(tmp_path, {"x": 6})
+    rows = [f"x/{i:03d}.png,{'|'.join(row)}\n" for i, row in enumerate(tags)]
+    (tmp_path / "x.csv").write_text("path,label\n" + "".join(rows))
+    with pytest.raises(DataError, match="6 images with any of 7 labels"):
+        open_data(tmp_path / "x.csv")
+
+
+def test_negative_labels_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=np.zeros((3, 4, 4), np.uint8), labels=np.array([0, -1, 1]))
+    with pytest.raises(DataError, match="label -1 is negative"):
+        open_data(tmp_path / "x.npz")

@@ -1,5 +1,6 @@
 """What is shown and journalled of the steps: means over steps, when they are due, and how fast it went."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,28 @@ def test_sinks_are_those_that_were_asked_for(tmp_path: Path, monkeypatch: pytest
         Log(tmp_path, options, ALONE, step=7, steps=9, images=1, per_epoch=1, about={"lr": 1}).journal.close()
     names = ("tensorboard", "wandb", "mlflow")
     assert asked == [{"step": 7, "about": {"lr": 1}, **{n: n == name for n in names}} for name in names]
+
+
+def test_a_mean_goes_on_after_a_resume_bit_for_bit(tmp_path: Path, now: Time) -> None:
+    with opened(tmp_path / "whole") as book:
+        take(book, range(1, 41), accuracy=1 / 3)
+    with opened(tmp_path / "stopped") as book:
+        take(book, range(1, 20), accuracy=1 / 3)
+        running = json.loads(json.dumps(book.running()))
+        take(book, range(20, 30), accuracy=1 / 3)  # lost
+    with opened(tmp_path / "stopped", step=19) as book:
+        book.go_on_with(running)
+        now.now += 1.0
+        take(book, range(20, 41), accuracy=1 / 3)
+    (whole,), (stopped,) = (records(tmp_path / name, "train") for name in ("whole", "stopped"))
+    assert stopped.pop("images_per_second") == 21 * 20  # of this process's steps alone
+    whole.pop("images_per_second")
+    assert stopped == whole
+
+
+def test_other_numbers_of_ranks_go_on_with_the_total(tmp_path: Path) -> None:
+    with opened(tmp_path) as book:
+        book.go_on_with({"steps": 2, "sums": [{"loss": 1.0}, {"loss": 2.0}]})
+        assert book.sums == {"loss": 3.0}
+        book.go_on_with({})  # a checkpoint of an earlier version
+        assert book.sums == {}

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: a checkpoint first, also where the loader's workers get the signal too."""
+"""SIGTERM, SIGHUP and Ctrl-C: a checkpoint first, also where the loader's workers get the signal too."""
 
 import os
 import signal
@@ -49,7 +49,20 @@ def test_a_thread_leaves_signals_alone() -> None:
     assert entered == [False]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_what_nohup_started_outlives_its_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            stop.armed = True
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.received
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_signals_stop_with_a_checkpoint(
     data: str, tmp_path: Path, undisturbed: Result, number: signal.Signals, status: int
 ) -> None:

@@ -4,6 +4,7 @@ and draws.
 Draws come from `order`; pixels are moved by `resample` and `operations`. Nothing here keeps a random state.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -47,6 +48,9 @@ PRESETS: dict[str, Augment] = {
         unmixed=0.125,
     ),
 }
+CUT_FROM = 16
+"""A picture that would be scaled to more than so many times the model's area is cut before it is scaled.
+Ordinary ones are scaled whole, as other libraries do, to the last bit."""
 SMALL = 1 << 15
 TINY = 64
 TINY_CROP = (0.5, 1.0)
@@ -249,14 +253,24 @@ class EvaluationTransform:
     def _fit(self, image: Image.Image) -> np.ndarray:
         height, width = self.preprocessing.image_size
         scaled = self.scaled_size(image.height, image.width)
-        if scaled != (image.height, image.width):
-            method = RESAMPLING[self.preprocessing.interpolation]
+        method = RESAMPLING[self.preprocessing.interpolation]
+        if self.cuts_first(scaled):
+            image = _scaled_centre(image, scaled, (height, width), method)
+        elif scaled != (image.height, image.width):
             image = image.resize((scaled[1], scaled[0]), method)
         pixels = np.array(image)  # a copy: torch wants memory that could be written
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         if self.preprocessing.resize == "pad":
             return pixels
         return _centre_crop(pixels, height, width)
+
+    def cuts_first(self, scaled: tuple[int, int]) -> bool:
+        """Tell whether an image that is scaled to this size is so long that it is cut before: else a few
+        bytes could ask for gigabytes."""
+        target = self.preprocessing.resize_size or self.preprocessing.image_size
+        return scaled[0] * scaled[1] > CUT_FROM * max(
+            math.prod(target), math.prod(self.preprocessing.image_size)
+        )
 
     def scaled_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width that an image is scaled to before it is cropped or padded."""
@@ -292,6 +306,30 @@ def evaluation_transform(
     """Return the transform that evaluation, prediction and serving use."""
     both = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
     return EvaluationTransform(preprocessing, both)
+
+
+def _scaled_centre(
+    image: Image.Image, scaled: tuple[int, int], size: tuple[int, int], method: Image.Resampling
+) -> Image.Image:
+    """Return what the centre crop of a scaled image shows, without making the rest of it."""
+    sides = zip((image.height, image.width), scaled, size, strict=True)
+    (top, bottom, y), (left, right, x) = (_centre_part(*side) for side in sides)
+    part = image.crop((left, top, right, bottom))
+    shown = min(size[0], scaled[0]), min(size[1], scaled[1])
+    ratio = image.height / scaled[0], image.width / scaled[1]
+    box = (x, y, min(x + shown[1] * ratio[1], part.width), min(y + shown[0] * ratio[0], part.height))
+    return part.resize((shown[1], shown[0]), method, box)
+
+
+def _centre_part(side: int, scaled: int, shown: int) -> tuple[int, int, float]:
+    """Return the pixels, from and to, that the shown centre of a scaled side is made of, and where in them it
+    begins; a filter looks three pixels, or scaled ones, beyond."""
+    ratio = side / scaled
+    start = max(0, round((scaled - shown) / 2.0)) * ratio
+    margin = math.ceil(3 * max(1.0, ratio)) + 1
+    first = max(0, math.floor(start) - margin)
+    last = min(side, math.ceil(start + min(shown, scaled) * ratio) + margin)
+    return first, last, start - first
 
 
 def _centre_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -59,6 +59,15 @@ def require_readable(dataset: Dataset) -> list[BadFile]:
     return bad
 
 
+def nothing_to_learn(split: Split) -> str | None:
+    """Return why the images of a split teach no classes: they are of one class or copies of one; or None."""
+    if split.targets.ndim == 1 and len(np.unique(split.targets)) < 2:
+        return f"all {len(split):,} training images are of one class: two are needed"
+    if len(split) > 1 and (split.digests == split.digests[0]).all():
+        return f"all {len(split):,} training images are copies of one: there is nothing to learn"
+    return None
+
+
 def refusal(bad: Sequence[str], read: int, total: int) -> str | None:
     """Return why images with these bad files (each as `file: reason`) are not trained on, or None.
 

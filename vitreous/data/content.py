@@ -1,7 +1,7 @@
 """Hashes of what images contain: they find duplicates, decide the split and key the cache. Names and times
 don't count.
 
-A file's hash is remembered by its path, size and time of change, so that an unchanged file is read once.
+A file's hash is remembered by its path, size and times of change, so that an unchanged file is read once.
 """
 
 import hashlib
@@ -61,13 +61,14 @@ def _keys(images: EncodedImages) -> list[bytes]:
 
 
 def stamp(path: str) -> bytes:
-    """Identify a file without reading it: path, size and time of change."""
+    """Identify a file without reading it: path, size and times of change.
+
+    The time of its last write can be set back by anyone, that of its last change of any kind can't."""
     try:
         status = os.stat(path)
-        return f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}".encode(
-            "utf-8", "surrogateescape"
-        )
-    except OSError:
+        times = f"{status.st_mtime_ns}\0{status.st_ctime_ns}"
+        return f"{os.path.abspath(path)}\0{status.st_size}\0{times}".encode("utf-8", "surrogateescape")
+    except (OSError, ValueError):
         return os.urandom(SIZE)  # unreadable now, perhaps not later: never remembered
 
 

@@ -1,8 +1,8 @@
 """From the bytes of an image file to a Pillow image in the right mode; the only place where files are
 decoded.
 
-Nothing is decoded before its format and its number of pixels are known from the header, and formats outside
-the allow-list (EPS and its friends among them) are never opened.
+Nothing is decoded before its format, its number of pixels and its aspect are known from the header, and
+formats outside the allow-list (EPS and its friends among them) are never opened.
 """
 
 import io
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, features
 
+from vitreous.data import headers
 from vitreous.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", *(("AVIF",) if features.check("avif") else ()))
@@ -21,14 +22,19 @@ SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
     | ({".avif"} if "AVIF" in FORMATS else set())
 )
+JPEGS = ("JPEG", "MPO")
 MAX_PIXELS = 80_000_000
 """An 80-megapixel image takes 240 MB decoded; Pillow's own limit of 89 would only warn."""
 MAX_BYTES = 1 << 30
+STRIP = 1 << 20
+"""Pixels that are converted at a time."""
+MAX_ASPECT = 100
+"""How many times one side may be the other: of a longer picture a model would see less than a hundredth."""
 
 # Our own limit is lower and is an error; Pillow's warning would be a second, vaguer line about the same file.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-# Photographs with a damaged EXIF block are common, and nothing can be done about them.
-warnings.filterwarnings("ignore", "Corrupt EXIF data|Truncated File Read", UserWarning)
+# Photographs with a damaged EXIF block are common, and nothing can be done about them; what matters raises.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 ORIENTATION_TAG = 0x0112
 TRANSPOSES = {
@@ -67,7 +73,7 @@ def decode(
     name = name or "image"
     image = open_header(source, max_pixels=max_pixels, name=name)
     try:
-        if shortest is not None and image.format in ("JPEG", "MPO"):
+        if shortest is not None and image.format in JPEGS:
             image.draft(None, draft_size(image.size, shortest))
         image.load()
         return to_channels(upright(image), channels)
@@ -82,7 +88,10 @@ def open_header(data: bytes, *, max_pixels: int = MAX_PIXELS, name: str = "image
     if not data:
         raise DataError(f"{name}: the file is empty")
     try:
+        headers.check_structure(data)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(f"{name}: {_too_large(str(error), max_pixels)}") from None
     except Exception as error:
@@ -92,6 +101,15 @@ def open_header(data: bytes, *, max_pixels: int = MAX_PIXELS, name: str = "image
     width, height = image.size
     if width * height > max_pixels:
         raise DataError(f"{name}: {_too_large(f'{width}x{height} pixels', max_pixels)}")
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise DataError(
+            f"{name}: {width}x{height} pixels: one side is more than {MAX_ASPECT} times the other: crop it"
+        )
+    if image.format in JPEGS:
+        try:
+            headers.check_scans(data, width * height, max_pixels)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
     return image
 
 
@@ -107,6 +125,8 @@ def read_file(path: str | Path) -> bytes:
             return file.read()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in a path
+        raise DataError(f"{str(path)!r}: no path of a file: {error}") from None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
@@ -154,19 +174,32 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
         image = _from_16_bits(image)
     if image.mode in ("RGBA", "RGBa", "LA", "La", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
-        if channels == 4:
-            return image
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, image)
+        return image if channels == 4 else _on_white(image, MODES[channels])
     return image.convert(MODES[channels])
+
+
+def _on_white(image: Image.Image, mode: str) -> Image.Image:
+    """Return an RGBA image as it is seen on white, made in strips: whole it would be held four times."""
+    result = Image.new(mode, image.size)
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        part = image.crop((0, top, image.width, min(top + rows, image.height)))
+        white = Image.new("RGBA", part.size, (255, 255, 255, 255))
+        result.paste(Image.alpha_composite(white, part).convert(mode), (0, top))
+    return result
 
 
 def _from_16_bits(image: Image.Image) -> Image.Image:
     """Scale 16 bits to 8 (Pillow's own conversion would clip everything above 255 to white)."""
-    pixels = np.asarray(image).astype(np.int64)
+    pixels = np.asarray(image)
     if pixels.min(initial=0) < 0 or pixels.max(initial=0) > 65535:
         raise DataError("32-bit integer pixels have no known range: save it as 8 or 16 bits, or as an .npz")
-    return Image.fromarray(((pixels + 128) // 257).astype(np.uint8))
+    scaled = np.empty(pixels.shape, np.uint8)
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):  # whole it would be held in four bytes several times
+        part = pixels[top : top + rows].astype(np.uint32)
+        scaled[top : top + rows] = (part + 128) // 257
+    return Image.fromarray(scaled)
 
 
 def _too_large(what: str, max_pixels: int) -> str:

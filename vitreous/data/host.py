@@ -4,11 +4,14 @@ Batches come in an order that is a function of (seed, epoch, position); workers 
 """
 
 import contextlib
+import ctypes
 import math
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +31,7 @@ from vitreous.data.pixels import Pixels, open_cache
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
+SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 SMALL_BATCH = 1 << 22
 """Pixels below which a batch is not worth a second thread."""
 
@@ -156,14 +160,16 @@ class HostLoader:
                 collate_fn=_same,
                 pin_memory=self.device.type == "cuda",
                 persistent_workers=True,
-                worker_init_fn=_leave_the_group,
+                worker_init_fn=_worker_start(),
                 # Its own: the global one must not depend on the number of workers
                 generator=torch.Generator(),
             )
         try:
             for raw in self._loader:
                 yield self._note(raw)
-        except RuntimeError as error:
+        except DataError as error:
+            raise DataError(_from_worker(error)) from None
+        except (RuntimeError, MemoryError) as error:
             if "DataLoader worker" not in str(error):
                 raise
             raise DataError(
@@ -269,12 +275,30 @@ class HostLoader:
         return torch.nn.functional.one_hot(targets, self.split.classes).float()
 
 
-def _leave_the_group(_: int) -> None:
+def _from_worker(error: DataError) -> str:
+    """Return an error's message without the traceback that torch puts before it when a worker raised it."""
+    text = str(error)
+    return text.rpartition("DataError: ")[2].strip() if "DataLoader worker" in text else text
+
+
+def _worker_start() -> Callable[[int], None]:
+    """Return what a worker does first. One that a thread starts is not tied: a thread may end before its
+    process."""
+    tied = threading.current_thread() is threading.main_thread()
+    return partial(_begin_worker, tied=tied)
+
+
+def _begin_worker(_: int, *, tied: bool) -> None:
     """Take a worker out of reach of signals to the whole run, which terminals and shells send: the main
-    process decides, saves with batches that are still coming, and then ends its workers."""
+    process decides, saves with batches that are still coming, and then ends its workers.
+
+    `tied`: where the main process itself is killed, the worker ends with it at once (Linux)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
+    if tied:
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # torch looks every few seconds anyway
+            ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
 def _same(raw: Any) -> Any:

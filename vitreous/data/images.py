@@ -30,7 +30,7 @@ class EncodedImages:
         """Without `owner` image i is the file `paths[i]`; with it, a range of the file `paths[owner[i]]`.
 
         `files`: the open shards of a store that this one is a part of; they close with the last of both."""
-        self.paths, self.names = list(paths), list(names)
+        self.paths, self.names = list(paths), [printable(name) for name in names]
         self.owner, self.offsets, self.sizes = owner, offsets, sizes
         self._files = OpenFiles() if files is None else files
 
@@ -154,6 +154,11 @@ class ArrayImages:
         joined = ArrayImages(np.concatenate([store.pixels for store in stores]))
         joined.known = [store.name(i) for store in stores for i in range(len(store))]
         return joined
+
+
+def printable(name: str) -> str:
+    """Return a file's name as it can be shown and written down: bytes that are no UTF-8 as in `\\xff`."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:

@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data import content, holdout
-from vitreous.data.images import ArrayImages
+from vitreous.data.images import ArrayImages, printable
 from vitreous.data.sources import arrays, folders, named, parquet, shards, tables
-from vitreous.data.sources.found import Found, Label
+from vitreous.data.sources.found import LONGEST_NUMBER, Found, Label
 from vitreous.data.split import Dataset, Split
 from vitreous.errors import DataError, nearest
+
+MOST_TARGETS = 1 << 32
+"""Images times labels where an image has several: one byte each."""
 
 
 def open_data(
@@ -104,6 +107,9 @@ def _digits() -> Dataset:
 
 def _assemble(found: Found, source: str, seed: int, carve: bool) -> Dataset:
     """Number the classes, hash the images, and carve the splits that are missing."""
+    found.splits = {name: (images, rows) for name, (images, rows) in found.splits.items() if len(images)}
+    if not found.splits:
+        raise DataError(f"{source}: it has no images")
     labels, numbered = _number(found, source)
     multilabel = any(isinstance(row, list) for rows in numbered.values() for row in rows)
     splits: dict[str, Split] = {}
@@ -115,6 +121,8 @@ def _assemble(found: Found, source: str, seed: int, carve: bool) -> Dataset:
         missing = ("val",) if "test" in splits else ("val", "test")
         train = splits["train"]
         parts = holdout.carve(train.digests, train.targets, missing, seed)
+        if not len(parts["train"]):  # copies of one image, which fall on one side
+            parts = {"train": np.arange(len(train)), **{name: np.empty(0, np.int64) for name in missing}}
         missing = tuple(name for name in missing if len(parts[name]))
         splits |= {name: train.select(rows) for name, rows in parts.items() if name == "train" or len(rows)}
     ordered = {name: splits[name] for name in ("train", "val", "test") if name in splits}
@@ -126,21 +134,36 @@ def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | 
     everything = [label for _, rows in found.splits.values() for row in rows for label in _each(row)]
     if found.labels is not None:
         names = list(found.labels)
-    elif all(isinstance(label, int) for label in everything):
-        names = [str(number) for number in range(max(map(int, everything), default=-1) + 1)]
     else:
-        names = _sorted_names({str(label) for label in everything})
+        names = _sorted_names({_name(label, source) for label in everything})
+    if (odd := next((name for name in names if not _is_utf8(name)), None)) is not None:
+        raise DataError(f"{source}: the class {printable(odd)!r} is not named in UTF-8: rename it")
     if len(set(names)) < len(names):
         raise DataError(f"{source}: two classes have the same name: make class names unique")
     numbers = {name: number for number, name in enumerate(names)}
     numbered: dict[str, list[int | list[int]]] = {}
     for split, (_, rows) in found.splits.items():
-        numbered[split] = [_numbered(row, numbers, len(names), source) for row in rows]
+        numbered[split] = [_numbered(row, numbers, source, by_name=found.labels is None) for row in rows]
     return names, numbered
 
 
+def _name(label: str | int, source: str) -> str:
+    """Return the name of a class that is known by its label alone: numbers are classes as they come."""
+    if isinstance(label, int) and label < 0:
+        raise DataError(f"{source}: label {label} is negative: labels are numbers from 0 on, or names")
+    return str(int(label)) if isinstance(label, int) else label
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a folder's name, whose bytes are any
+        return False
+    return True
+
+
 def _sorted_names(names: set[str]) -> list[str]:
-    if all(name.isdecimal() for name in names):
+    if all(name.isdecimal() and len(name) <= LONGEST_NUMBER for name in names):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
 
@@ -149,11 +172,14 @@ def _each(row: Label) -> Sequence[str | int]:
     return [row] if isinstance(row, str | int) else row
 
 
-def _numbered(row: Label, numbers: dict[str, int], count: int, source: str) -> int | list[int]:
+def _numbered(row: Label, numbers: dict[str, int], source: str, *, by_name: bool) -> int | list[int]:
+    """Return the class of a label, or of each: by its name, or as a number among names that are given."""
+    count = len(numbers)
     if not isinstance(row, str | int):
-        return [
-            number for label in row if isinstance(number := _numbered(label, numbers, count, source), int)
-        ]
+        several = (_numbered(label, numbers, source, by_name=by_name) for label in row)
+        return [number for number in several if isinstance(number, int)]
+    if by_name:
+        return numbers[_name(row, source)]
     if isinstance(row, int):
         if not 0 <= row < count:
             raise DataError(
@@ -168,6 +194,8 @@ def _numbered(row: Label, numbers: dict[str, int], count: int, source: str) -> i
 def _targets(rows: Sequence[int | list[int]], classes: int, multilabel: bool) -> np.ndarray:
     if not multilabel:
         return np.array(rows, np.int64)
+    if len(rows) * classes > MOST_TARGETS:
+        raise DataError(f"{len(rows):,} images with any of {classes:,} labels: too many, use fewer labels")
     targets = np.zeros((len(rows), classes), bool)
     for i, row in enumerate(rows):
         targets[i, row] = True

@@ -128,6 +128,9 @@ class Pixels:
         """Fit arrays of one size to the model's size, as evaluation does, at once; but don't pad yet."""
         height, width = images.shape[2], images.shape[3]
         scaled = self.transform.scaled_size(height, width)
+        if self.transform.cuts_first(scaled):
+            fitted = [self.transform.fitted(image.permute(1, 2, 0).numpy()) for image in images]
+            return torch.from_numpy(np.stack(fitted)).permute(0, 3, 1, 2).contiguous()
         boxes = np.tile([0, 0, height, width], (len(images), 1))
         fitted = crop_resize(images, boxes, scaled, self.preprocessing.interpolation)
         target = self.preprocessing.image_size

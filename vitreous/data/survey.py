@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.bad import BadFile, refusal, without_name
+from vitreous.data.bad import BadFile, nothing_to_learn, refusal, without_name
 from vitreous.data.decode import decode, open_header
 from vitreous.data.images import ArrayImages
 from vitreous.data.split import Dataset, Split
@@ -177,4 +177,4 @@ def _blocker(data: Dataset, report: Report) -> str | None:
     used = sum(count["train"] > 0 for count in report.per_class.values())
     if used < 2:
         return f"{used} of the classes have a readable training image: two are needed"
-    return None
+    return nothing_to_learn(data.splits["train"])

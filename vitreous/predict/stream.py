@@ -84,6 +84,8 @@ def _read(classifier: Classifier, item: Item) -> Prepared | DataError:
         return classifier.prepare(item.file if item.data is None else item.data)
     except DataError as error:
         return error
+    except MemoryError:
+        return DataError("there is not enough memory for it: scale the image down, or use fewer --workers")
 
 
 def _answers(

@@ -40,6 +40,7 @@ def distill(
         objective="distill",
         settings=_settings(teacher, classifier, options),
         shape=_shape(options),
+        labels=options.match != "features",
         verb="distill",
         arguments=(teacher,),
     )

@@ -38,7 +38,7 @@ class Log:
         self.speeds: list[tuple[int, float]] = []
         """Images and seconds of each record."""
         self._named: set[int] = set()
-        self._steps = 0
+        self._steps = self._timed = 0
         self._shown = self._since = time.monotonic()
         self.journal = None
         if world.is_main:
@@ -74,6 +74,7 @@ class Log:
             if name not in ("gradient_norm", "refused"):
                 self.sums[name] = self.sums.get(name, 0.0) + value
         self._steps += bool(figures)
+        self._timed += bool(figures)
         due = step % self.per_epoch == 0 or step % EVERY == 0 or step == steps
         if due and self._steps:
             self._record(step, lr, figures.get("gradient_norm", math.nan))
@@ -82,7 +83,7 @@ class Log:
         totals = parallel.total(dict(sorted(self.sums.items())), self.world)
         self.means = {name: value / self._steps for name, value in totals.items()}
         seconds = max(1e-9, time.monotonic() - self._since)
-        self.speeds.append((self._steps * self.images, seconds))
+        self.speeds.append((self._timed * self.images, seconds))
         if self.journal:
             self.journal.write(
                 {
@@ -92,14 +93,30 @@ class Log:
                     **{name: round(value, 6) for name, value in self.means.items()},
                     "lr": lr,
                     "gradient_norm": round(norm, 6) if math.isfinite(norm) else None,
-                    "images_per_second": round(self._steps * self.images / seconds, 1),
+                    "images_per_second": round(self._timed * self.images / seconds, 1),
                 }
             )
         self.restart()
 
     def restart(self) -> None:
         """Begin a new mean, and a new measure of speed."""
-        self.sums, self._steps, self._since = {}, 0, time.monotonic()
+        self.sums, self._steps, self._timed, self._since = {}, 0, 0, time.monotonic()
+
+    def running(self) -> dict[str, Any]:
+        """Return the mean that has begun, for a checkpoint: the sums of every rank, and over how many
+        steps."""
+        return {"steps": self._steps, "sums": parallel.gather(dict(self.sums), self.world)}
+
+    def go_on_with(self, running: Mapping[str, Any]) -> None:
+        """Take up the mean that had begun when a checkpoint was taken, so that the next record is that of a
+        run that was never stopped. Another number of ranks goes on with their total."""
+        self.restart()
+        sums = running.get("sums", [])
+        if len(sums) != self.world.size:
+            names = sums[0] if sums else {}
+            totals = {name: sum(each[name] for each in sums) for name in names}
+            sums = [totals] + [dict.fromkeys(names, 0.0)] * (self.world.size - 1)
+        self.sums, self._steps = dict(sums[self.world.rank]), running.get("steps", 0)
 
     def pause(self) -> float:
         """Return the time, to be given to `go_on` after something that is no training."""

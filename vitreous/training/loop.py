@@ -66,6 +66,8 @@ def train(
         world = stack.enter_context(parallel.join(options.device))
         if dataset is None:
             dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
+        if make_objective is None and task.labels:
+            setup.require_classes(dataset)
         folder = Path(options.out or Path("runs") / Path(data).stem)
         parallel.on_main(lambda: stack.callback(RunLock(folder).release), world)
 
@@ -209,10 +211,8 @@ class Training:
         )
         self.clock.saved(self.position.step)
         self.best = results.best_score(self)
-        if saved is None:
-            if plan.time_budget is not None:
-                self.plan_budget(plan.time_budget)
-            self.save()  # a rollback always has one to go back to
+        if saved is None and plan.time_budget is not None:
+            self.plan_budget(plan.time_budget)
         self.clock.begin_schedule(self.position.share)
         self.log = Log(
             self.folder,
@@ -224,6 +224,10 @@ class Training:
             per_epoch=per_epoch,
             about=plan.to_json(),
         )
+        if saved is None:
+            self.save()  # a rollback always has one to go back to
+        else:
+            self.log.go_on_with(saved.values.get("running", {}))
 
     def plan_budget(self, budget: float) -> None:
         """Time a few steps that move nothing, and plan for as many as fit."""
@@ -349,7 +353,8 @@ class Training:
     def save(self) -> None:
         """Take a checkpoint; it becomes durable in the background."""
         self.position.seconds = self.clock.seconds
-        self.checkpoints.save(self.position.step, self.state.tensors(), self.position.to_json())
+        values = {**self.position.to_json(), "running": self.log.running()}
+        self.checkpoints.save(self.position.step, self.state.tensors(), values)
         self.clock.saved(self.position.step)
 
     def leave(self) -> None:

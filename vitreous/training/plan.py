@@ -21,6 +21,8 @@ class Task:
     settings: dict[str, Any] = field(default_factory=dict)
     shape: dict[str, Any] = field(default_factory=dict)
     """What the model must have, by the names of its configuration."""
+    labels: bool = True
+    """Whether the data's classes are learned."""
     verb: str = "train"
     arguments: tuple[str, ...] = ()
     """The verb's arguments before the data."""

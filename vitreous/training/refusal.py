@@ -32,6 +32,7 @@ def go_back(training: "Training", flight: "Flight", figures: dict[str, float]) -
     again.steps = training.position.steps
     training.note(f"{reported}: rolled back to step {again.step:,}; that batch will be left out")
     training.log.rewind(again.step)
+    training.log.go_on_with(saved.values.get("running", {}))
     return again
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, TrainConfig
 from vitreous.data import Dataset, Split, require_readable
+from vitreous.data.bad import nothing_to_learn
 from vitreous.data.images import ArrayImages
 from vitreous.errors import DataError, OptionError
 from vitreous.models import cost
@@ -88,6 +89,10 @@ def agree_on_plan(
             return
         require_readable(dataset)
         plan = _choose(dataset, options, world, start, task)
+        if plan.preprocessing.image_size == (1, 1):
+            raise DataError(
+                "images of one pixel show nothing to learn: give larger ones, or set --image-size"
+            )
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
         arguments = (
@@ -112,6 +117,13 @@ def _choose(
         return defaults.choose(options, facts, start.pretrained, start.recipe)
     recipe = recipes.read(options.recipe) if options.recipe else None
     return defaults.choose(options, facts, recipe=recipe, task=task)
+
+
+def require_classes(dataset: Dataset) -> None:
+    """Refuse data whose training images teach no classes: "100 %" would be its result."""
+    split = dataset.splits.get("train")
+    if split is not None and len(split) and (reason := nothing_to_learn(split)) is not None:
+        raise DataError(reason)
 
 
 def _stored_plan(stored: Mapping[str, Any], dataset: Dataset) -> Plan:

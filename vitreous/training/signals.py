@@ -6,9 +6,13 @@ import threading
 from types import FrameType
 from typing import Any
 
+HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+SIGNALS = [signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP is not None else [])]
+
 
 class StopSignal:
-    """Turns SIGTERM and Ctrl-C into a wish that the loop sees between steps; a second one ends at once."""
+    """Turns SIGTERM, SIGHUP (the terminal has gone) and Ctrl-C into a wish that the loop sees between steps;
+    a second one ends at once."""
 
     def __init__(self) -> None:
         self.armed = False
@@ -23,7 +27,9 @@ class StopSignal:
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
+                if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # nohup: the run is meant to outlive its terminal
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -39,7 +45,7 @@ class StopSignal:
             self.end_process()
 
     def end_process(self) -> None:
-        """End the process as the signal asks: 130 for Ctrl-C, 143 for SIGTERM."""
-        if self.signal == signal.SIGTERM:
-            raise SystemExit(128 + signal.SIGTERM)
+        """End the process as the signal asks: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
+        if self.signal is not None and self.signal != signal.SIGINT:
+            raise SystemExit(128 + self.signal)
         raise KeyboardInterrupt

@@ -71,6 +71,8 @@ def pixels(images: np.ndarray, source: str) -> np.ndarray:
         raise DataError(
             f"{source}: images of shape {images.shape}: expected (N, H, W), (N, H, W, C) or (N, C, H, W)"
         )
+    if 0 in images.shape[1:]:
+        raise DataError(f"{source}: images of shape {images.shape} have no pixels")
     if images.shape[1] in (1, 3, 4) and images.shape[3] not in (1, 3, 4):
         images = images.transpose(0, 2, 3, 1)
     if images.dtype == np.uint8:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from vitreous.data.images import Images
 
+LONGEST_NUMBER = 18
+"""Digits of a label that is a number; a longer one is a name."""
 Label = str | int | Sequence[str] | Sequence[int]
 
 

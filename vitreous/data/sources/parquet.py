@@ -84,7 +84,9 @@ def open_tables(tables: dict[str, list[Path]], *, one_file: bool = False) -> Fou
         splits[split] = (images, labels)
         if one_file:
             rows = parts[0][3]
-            splits = {s: (images.select(np.array(c)), [labels[i] for i in c]) for s, c in rows.items()}
+            splits = {
+                s: (images.select(np.array(c, np.int64)), [labels[i] for i in c]) for s, c in rows.items()
+            }
     return Found(splits, names)
 
 
@@ -174,7 +176,7 @@ def _unpacked(path: Path, name: str, count: int) -> EncodedImages:
     key = digest(stamp(str(path)) + name.encode()).hex()
     blob, index = (cache_root() / "tables" / f"{key}.{ending}" for ending in ("bytes", "npz"))
     arrays = load_arrays(index)
-    if arrays is None or not blob.is_file() or len(arrays.get("sizes", ())) != count:
+    if arrays is None or not _holds(blob, arrays.get("sizes", np.empty(0)), count):
         sizes: list[int] = []
 
         def write(file: IO[bytes]) -> None:
@@ -197,6 +199,11 @@ def _unpacked(path: Path, name: str, count: int) -> EncodedImages:
     return EncodedImages(
         [str(blob)], names, owner=np.zeros(len(names), np.int32), offsets=offsets, sizes=sizes_read
     )
+
+
+def _holds(blob: Path, sizes: np.ndarray, count: int) -> bool:
+    """Tell whether a copy of image bytes is whole."""
+    return len(sizes) == count and blob.is_file() and blob.stat().st_size == int(sizes.sum())
 
 
 def _image_bytes(value: Any, path: Path) -> bytes:

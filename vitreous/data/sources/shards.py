@@ -1,23 +1,27 @@
 """DATA as WebDataset tar shards: indexed once, then read by byte range in any order. Nothing is ever
-unpacked to disk."""
+unpacked to disk, and no picture of a damaged shard is left out in silence."""
 
 import json
+import os
 import re
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from vitreous.data.content import digest, stamp
 from vitreous.data.decode import SUFFIXES
 from vitreous.data.images import EncodedImages, Images
-from vitreous.data.sources.found import Found, Label, split_name
+from vitreous.data.sources.found import LONGEST_NUMBER, Found, Label, split_name
+from vitreous.data.sources.tar import DamagedError, Member, read_members
 from vitreous.data.store import load_arrays, write_whole
 from vitreous.errors import DataError
 from vitreous.files import cache_root
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
+LISTED = 10
 LABELS_FILE = "labels.txt"
 
 
@@ -35,12 +39,25 @@ def find_shards(path: Path) -> dict[str, list[Path]]:
 
 def open_source(path: Path) -> Found:
     """Open one shard or a folder of shards; `labels.txt` beside them names the classes, one per line."""
-    splits: dict[str, tuple[Images, list[Label]]] = {}
-    for split, shards in find_shards(path).items():
-        splits[split] = _open_split(shards)
+    found = find_shards(path)
+    _require_whole([shard for shards in found.values() for shard in shards])
+    splits: dict[str, tuple[Images, list[Label]]] = {split: _open_split(found[split]) for split in found}
     if not any(len(images) for images, _ in splits.values()):
         raise DataError(f"{path}: no samples in its shards: expected members such as 0001.jpg with 0001.cls")
     return Found(splits, _class_names(path if path.is_dir() else path.parent))
+
+
+def _require_whole(shards: Sequence[Path]) -> None:
+    """Index all shards, and refuse the data if any is damaged: what they lost can't be told for sure."""
+    damaged = []
+    for shard in shards:
+        try:
+            shard_index(shard)
+        except DamagedError as error:
+            damaged.append(str(error))
+    if damaged:
+        more = f"; and {len(damaged) - LISTED} more shards" if len(damaged) > LISTED else ""
+        raise DataError(f"{'; '.join(damaged[:LISTED])}{more}: copy the shard again, or take it away")
 
 
 def _class_names(folder: Path) -> list[str] | None:
@@ -77,28 +94,44 @@ def shard_index(shard: Path) -> dict[str, np.ndarray]:
     remembered = cache_root() / "shards" / f"{key}.npz"
     arrays = load_arrays(remembered)
     if arrays is None or not {"names", "labels", "offsets", "sizes"} <= arrays.keys():
-        arrays = _scan(shard)
-        found = arrays
+        count = (
+            cache_root()
+            / "shards"
+            / f"{digest(os.path.abspath(shard).encode('utf-8', 'surrogateescape')).hex()}.npz"
+        )
+        try:
+            found = arrays = _scan(shard)
+        except DamagedError as error:
+            raise DamagedError(f"{shard}: {error}{_missing(error, count)}", error.before) from None
         write_whole(remembered, lambda file: np.savez(file, **found))  # pyright: ignore[reportArgumentType]
+        write_whole(count, lambda file: np.savez(file, samples=np.array(len(found["names"]))))
     return arrays
+
+
+def _missing(error: DamagedError, count: Path) -> str:
+    """Return how many samples a damaged shard has left and had before, as far as that can be told."""
+    text = f": {_images(member.name for member in error.before):,} samples before that can be read"
+    if error.after:
+        text += f", {_images(error.after):,} after"
+    earlier = load_arrays(count)
+    if earlier is not None and "samples" in earlier:
+        text += f"; when it was last whole it had {int(earlier['samples']):,} samples"
+    return text
+
+
+def _images(names: Iterable[str]) -> int:
+    return sum(os.path.splitext(name)[1].lower() in SUFFIXES for name in names)
 
 
 def _scan(shard: Path) -> dict[str, np.ndarray]:
     """Read a shard's headers: members with one stem are one sample."""
-    samples: dict[str, dict[str, tuple[str, int, int]]] = {}
+    samples: dict[str, dict[str, Member]] = {}
     try:
-        with tarfile.open(shard, "r:") as archive:  # "r:": compressed archives can't be read at any place
-            for member in archive:
-                if not member.isreg() or member.issparse():
-                    continue
-                folder, _, file = member.name.rpartition("/")
-                stem, _, kind = file.partition(".")
-                ending = kind.lower().rpartition(".")[2]
-                samples.setdefault(f"{folder}/{stem}", {})[ending] = (
-                    member.name,
-                    member.offset_data,
-                    member.size,
-                )
+        for member in read_members(shard):
+            folder, _, file = member.name.rpartition("/")
+            stem, _, kind = file.partition(".")
+            ending = kind.lower().rpartition(".")[2]
+            samples.setdefault(f"{folder}/{stem}", {})[ending] = member
     except tarfile.TarError as error:
         raise DataError(f"{shard}: not a readable, uncompressed tar shard: {error}") from None
     except OSError as error:
@@ -114,9 +147,9 @@ def _scan(shard: Path) -> dict[str, np.ndarray]:
                 raise DataError(
                     f"{shard}: sample {stem.strip('/')} has no label: add a .cls, .txt or .json member"
                 )
-            names.append(image[0])
-            offsets.append(image[1])
-            sizes.append(image[2])
+            names.append(image.name)
+            offsets.append(image.offset)
+            sizes.append(image.size)
             labels.append(json.dumps(label))
     return {
         "names": np.array(names, str),
@@ -126,7 +159,7 @@ def _scan(shard: Path) -> dict[str, np.ndarray]:
     }
 
 
-def _label(file, parts: dict[str, tuple[str, int, int]]) -> Label | None:
+def _label(file: IO[bytes], parts: dict[str, Member]) -> Label | None:
     """Read a sample's label: a number or a name in .cls or .txt, or label, labels or cls in .json."""
     for ending in ("cls", "txt", "json"):
         if ending not in parts:
@@ -135,13 +168,14 @@ def _label(file, parts: dict[str, tuple[str, int, int]]) -> Label | None:
         file.seek(offset)
         text = file.read(min(size, 1 << 20)).decode("utf-8", "replace").strip()
         if ending != "json":
-            return int(text) if text.isdecimal() else text
+            return int(text) if text.isdecimal() and len(text) <= LONGEST_NUMBER else text
         try:
             document = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if isinstance(document, dict):
-            return next(
-                (document[key] for key in ("labels", "label", "cls", "class") if key in document), None
-            )
+            keys = ("labels", "label", "cls", "class")
+            label = next((document[key] for key in keys if key in document), None)
+            several = label if isinstance(label, list) else [label]
+            return label if all(isinstance(each, str | int) for each in several) else None
     return None
