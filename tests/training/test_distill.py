@@ -21,7 +21,7 @@ from vitreous.config import DistillConfig, Preprocessing
 from vitreous.convert import convert
 from vitreous.data import Batch, open_data
 from vitreous.data.augment import EvaluationTransform
-from vitreous.errors import CheckpointError, OptionError
+from vitreous.errors import CheckpointError, DataError, OptionError
 from vitreous.export import export
 from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
@@ -214,6 +214,22 @@ def test_features_need_no_labels(data: str, teacher: str, tmp_path: Path) -> Non
     assert sealed.labels == [] and sealed.model.config.num_classes == 0
     assert not any(name.startswith("to_") for name in weights(tmp_path / "run"))
     assert "accuracy" not in result.figures["test"] and result.figures["test"]["loss"] < 1
+
+
+def test_pictures_may_lie_anywhere(pictures: str, tmp_path: Path) -> None:
+    """Without labels a folder needs no class folders; with them it does."""
+    teacher = str(run(pictures, tmp_path / "teacher", epochs=1, workers=0).folder)
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(sorted(Path(pictures).rglob("*.png"))[:60]):
+        folder = flat / "deep" / "er" if number % 3 == 0 else flat
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.png").write_bytes(path.read_bytes())
+    options = replace(OPTIONS, match="features", epochs=1, workers=0, out=str(tmp_path / "run"))
+    result = distill(teacher, str(flat), options)
+    assert sum(map(len, result.dataset.splits.values())) == 60 and load(tmp_path / "run").labels == []
+    with pytest.raises(DataError, match="all images are of one class"):
+        distill(teacher, str(flat), replace(options, match="logits", out=str(tmp_path / "other")))
 
 
 def test_a_teacher_alone_can_teach(data: str, teacher: str, tmp_path: Path) -> None:

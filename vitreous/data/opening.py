@@ -20,18 +20,23 @@ MOST_TARGETS = 1 << 32
 
 
 def open_data(
-    spec: str | Path, *, data_root: str | Path | None = None, seed: int = 0, carve: bool = True
+    spec: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    seed: int = 0,
+    carve: bool = True,
+    labelled: bool = True,
 ) -> Dataset:
     """Open DATA: a folder, CSV, Parquet, tar shards, a local Hugging Face folder, `.npz`, idx files, or a
     name.
 
     Where the source has neither "val" nor "test", a tenth of its training images becomes each of them; where
     it has a test split alone, "val". From 25,000 images on it is a twentieth. `carve=False` leaves the splits
-    as they are.
+    as they are. `labelled=False` takes all pictures of a folder, wherever they lie, as one class.
     """
     if str(spec) == "digits":
         return _digits()
-    found = recognise(spec, Path(data_root) if data_root is not None else None)
+    found = recognise(spec, Path(data_root) if data_root is not None else None, labelled)
     return _assemble(found, str(spec), seed, carve)
 
 
@@ -53,7 +58,7 @@ def limit_training(dataset: Dataset, images: int, seed: int = 0) -> Dataset:
     return replace(dataset, splits=splits, fingerprint=_fingerprint(splits, dataset.labels))
 
 
-def recognise(spec: str | Path, data_root: Path | None) -> Found:
+def recognise(spec: str | Path, data_root: Path | None, labelled: bool = True) -> Found:
     """Return what the source holds, whichever kind of source it is."""
     path = Path(spec).expanduser()
     if str(spec).lower() in named.NAMES and not path.exists():
@@ -61,7 +66,7 @@ def recognise(spec: str | Path, data_root: Path | None) -> Found:
     if not path.exists() and data_root is not None and (data_root / path).exists():
         path = data_root / path
     if path.is_dir():
-        return _folder(path)
+        return _folder(path, labelled)
     if path.is_file():
         return _file(path)
     names = ", ".join(named.NAMES)
@@ -71,7 +76,7 @@ def recognise(spec: str | Path, data_root: Path | None) -> Found:
     )
 
 
-def _folder(path: Path) -> Found:
+def _folder(path: Path, labelled: bool) -> Found:
     if files := arrays.find_idx(path):
         return arrays.open_idx(files)
     if shards.find_shards(path):
@@ -80,7 +85,7 @@ def _folder(path: Path) -> Found:
         return parquet.open_hub_folder(path)
     if (path / "metadata.csv").is_file():
         return tables.open_csv(path / "metadata.csv")
-    return folders.open_source(path)
+    return folders.open_source(path, labelled)
 
 
 def _file(path: Path) -> Found:

@@ -354,7 +354,7 @@ class VisionTransformer(ImageModel):
         return self.head(y)
 
     def forward_heads(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits of a distilled model's class token, and of its distillation token, each (B, K)."""
+        """Return the logits of a distilled model's class and distillation tokens, each (B, K)."""
         return self.head(features[:, 0]), self.head_dist(features[:, 1])
 
     def fresh_classifier(self) -> nn.Module:

@@ -28,7 +28,9 @@ def distill(
     started = time.monotonic() if started is None else started
     _check(options)
     if dataset is None:
-        dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
+        labelled = options.match != "features"
+        seed = setup.seed(options)
+        dataset = open_data(data, data_root=options.data_root, seed=seed, labelled=labelled)
     classifier = load(teacher)
     if options.match != "features":
         if dataset.multilabel:

@@ -8,14 +8,17 @@ from vitreous.data.images import EncodedImages
 from vitreous.data.sources.found import Found, Label, split_name
 from vitreous.errors import DataError
 
+UNLABELLED = "images"
+"""The only class of pictures without labels."""
 
-def open_source(root: Path) -> Found:
+
+def open_source(root: Path, labelled: bool = True) -> Found:
     """Find the images below a folder; a class is the folder that an image lies in, named from the split's
-    root."""
+    root. `labelled=False`: all are of one class, wherever they lie."""
     roots = split_roots(root)
     splits: dict[str, tuple[EncodedImages, list[Label]]] = {}
     for split, folder in roots:
-        images, labels = _images(root, folder)
+        images, labels = _images(root, folder, labelled)
         if split in splits:
             raise DataError(f"{root}: two folders are the {split} split: keep one of them")
         if labels:
@@ -23,7 +26,7 @@ def open_source(root: Path) -> Found:
     if not splits:
         raise DataError(f"{root}: no images found below it ({_expected()})")
     classes = {label for _, labels in splits.values() for label in labels if isinstance(label, str)}
-    if "train" in splits and len(classes) < 2:
+    if labelled and "train" in splits and len(classes) < 2:
         raise DataError(
             f"{root}: all images are of one class: put the images of each class into a folder of its own"
         )
@@ -42,14 +45,14 @@ def split_roots(root: Path) -> list[tuple[str, Path]]:
     return named
 
 
-def _images(root: Path, folder: Path) -> tuple[EncodedImages, list[Label]]:
+def _images(root: Path, folder: Path, labelled: bool) -> tuple[EncodedImages, list[Label]]:
     paths: list[str] = []
     names: list[str] = []
     labels: list[Label] = []
     loose: list[str] = []
     for directory, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        label = Path(directory).relative_to(folder).as_posix()
+        label = Path(directory).relative_to(folder).as_posix() if labelled else UNLABELLED
         for file in sorted(files):
             if file.startswith(".") or os.path.splitext(file)[1].lower() not in SUFFIXES:
                 continue
