@@ -69,6 +69,10 @@ def odd_class(path: Path) -> Path:
     return path / "x"
 
 
+def odd_folder(path: Path) -> Path:
+    return make_folder(Path(os.fsdecode(os.fsencode(path) + b"/\xff")), {"a": 8, "b": 8})
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -79,6 +83,7 @@ def odd_class(path: Path) -> Path:
         (one_class, "one class"),
         (all_equal, "copies of one"),
         (one_pixel, "images of one pixel"),
+        (odd_folder, "its name is not in UTF-8"),
         (odd_class, r"\xff\xfe' is not named in UTF-8"),
     ],
 )

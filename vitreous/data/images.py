@@ -156,6 +156,15 @@ class ArrayImages:
         return joined
 
 
+def is_utf8(name: str) -> bool:
+    """Tell whether a name can be written down; a file's name may be of any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def printable(name: str) -> str:
     """Return a file's name as it can be shown and written down: bytes that are no UTF-8 as in `\\xff`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

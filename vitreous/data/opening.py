@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data import content, holdout
-from vitreous.data.images import ArrayImages, printable
+from vitreous.data.images import ArrayImages, is_utf8, printable
 from vitreous.data.sources import arrays, folders, named, parquet, shards, tables
 from vitreous.data.sources.found import LONGEST_NUMBER, Found, Label
 from vitreous.data.split import Dataset, Split
@@ -141,7 +141,7 @@ def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | 
         names = list(found.labels)
     else:
         names = _sorted_names({_name(label, source) for label in everything})
-    if (odd := next((name for name in names if not _is_utf8(name)), None)) is not None:
+    if (odd := next((name for name in names if not is_utf8(name)), None)) is not None:
         raise DataError(f"{source}: the class {printable(odd)!r} is not named in UTF-8: rename it")
     if len(set(names)) < len(names):
         raise DataError(f"{source}: two classes have the same name: make class names unique")
@@ -157,14 +157,6 @@ def _name(label: str | int, source: str) -> str:
     if isinstance(label, int) and label < 0:
         raise DataError(f"{source}: label {label} is negative: labels are numbers from 0 on, or names")
     return str(int(label)) if isinstance(label, int) else label
-
-
-def _is_utf8(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # a folder's name, whose bytes are any
-        return False
-    return True
 
 
 def _sorted_names(names: set[str]) -> list[str]:

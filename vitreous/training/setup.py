@@ -14,7 +14,7 @@ from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, TrainConfig
 from vitreous.data import Dataset, Split, require_readable
 from vitreous.data.bad import nothing_to_learn
-from vitreous.data.images import ArrayImages
+from vitreous.data.images import ArrayImages, is_utf8, printable
 from vitreous.errors import DataError, OptionError
 from vitreous.models import cost
 from vitreous.options import command as command_line
@@ -70,6 +70,9 @@ def agree_on_plan(
     task: Task = SUPERVISED,
 ) -> Plan:
     """Return the plan of the run in this folder, if its options are still the same, or choose one."""
+    for path in (data, str(run), options.data_root or "", "" if start is None else start.source):
+        if not is_utf8(path):
+            raise DataError(f"{printable(path)}: its name is not in UTF-8: rename it")
     if "train" not in dataset.splits or not len(dataset.splits["train"]):
         raise DataError(f"{data} has no training images: a train split is needed")
     now = {name: value for name, value in asdict(options).items() if name not in FREE}
