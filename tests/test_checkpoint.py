@@ -188,7 +188,7 @@ def test_a_header_that_lies_is_refused(sealed: Path) -> None:
     ("changes", "message"),
     [
         ({"format": 99}, "has format 99: this vitreous reads 1 to 1; install a newer one"),
-        ({"format": "1"}, "has format 1"),
+        ({"format": "1"}, "has format '1'"),
         ({"architecture": {"kind": "subprocess.Popen"}}, "unknown kind of model"),
         ({"architecture": {"kind": "vit", "width": 16, "heads": 3}}, "not a multiple of 3 heads"),
         ({"preprocessing": {"surprise": 1}}, "unknown entries surprise"),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, fields
 from pathlib import Path
+from reprlib import repr as shown  # what a file says may be long
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from vitreous import files
 from vitreous.config import Preprocessing, is_number
 from vitreous.errors import CheckpointError
 from vitreous.models import architecture
-from vitreous.models.weights import Weights
+from vitreous.models.weights import MOST_TENSORS, Weights
 
 FORMAT = 1
 """Raised when a reader of the older format would misread the file; older formats stay readable."""
@@ -119,8 +120,16 @@ def _checksum(tensor: Tensor) -> str:
 
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     document = _document(path, _metadata(path))
-    with safe_open(path, framework="pt") as file:
-        return document, {name: file.get_tensor(name) for name in file.keys()}
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            if len(names) > MOST_TENSORS:
+                raise CheckpointError(f"{path} has {len(names):,} tensors: at most {MOST_TENSORS:,} are read")
+            return document, {name: file.get_tensor(name) for name in names}
+    except CheckpointError:
+        raise
+    except Exception as error:  # of a type that torch does not have
+        raise CheckpointError(f"{path} has tensors that can't be read: {error}") from None
 
 
 def _metadata(path: Path) -> dict[str, str]:
@@ -136,14 +145,16 @@ def _metadata(path: Path) -> dict[str, str]:
 def _document(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     try:
         document = json.loads(metadata[KEY])
-        version = document["format"]
     except KeyError:
         raise CheckpointError(f"{path} is not a sealed vitreous file: it has no {KEY!r} metadata") from None
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} has metadata that can't be read: {error}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path} has metadata that can't be read: it is not an object")
+    version = document.get("format")
     if type(version) is not int or not 1 <= version <= FORMAT:
         raise CheckpointError(
-            f"{path} has format {version}: this vitreous reads 1 to {FORMAT}; install a newer one"
+            f"{path} has format {shown(version)}: this vitreous reads 1 to {FORMAT}; install a newer one"
         )
     missing = ENTRIES - document.keys()
     if missing or not isinstance(document["checksums"], dict):
@@ -157,7 +168,7 @@ def _check_seal(path: Path, document: Mapping[str, Any]) -> None:
     if "seal" not in document:
         if unknown := sorted(document.keys() - ENTRIES):
             raise CheckpointError(
-                f"{path} is damaged: its seal is missing, and {unknown[0]} is unknown; use another copy"
+                f"{path} is damaged: its seal is missing, and {unknown[0][:40]} is unknown; use another copy"
             )
     elif document["seal"] != seal(document):
         raise CheckpointError(
@@ -178,7 +189,7 @@ def _preprocessing(document: Mapping[str, Any]) -> Preprocessing | None:
     values = _object(document, "preprocessing")
     unknown = values.keys() - {field.name for field in fields(Preprocessing)}
     if unknown:
-        raise ValueError(f"preprocessing has unknown entries {', '.join(sorted(unknown))}")
+        raise ValueError(f"preprocessing has unknown entries {', '.join(sorted(unknown))[:200]}")
     known: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
     return Preprocessing(**known)
 
@@ -199,9 +210,9 @@ def _about(about: dict[str, Any], classes: int) -> dict[str, Any]:
     if isinstance(calibration, dict) and "temperature" in calibration:
         temperature, (least, most) = calibration["temperature"], TEMPERATURES
         if not is_number(temperature) or not least <= temperature <= most:
-            raise ValueError(f"temperature {temperature!r} is not a number from {least:g} to {most:g}")
+            raise ValueError(f"temperature {shown(temperature)} is not a number from {least:g} to {most:g}")
     if not _probability(about.get("abstain") or 0.0):
-        raise ValueError(f"abstain {about['abstain']!r} is not a probability")
+        raise ValueError(f"abstain {shown(about['abstain'])} is not a probability")
     thresholds = about.get("thresholds") or []
     if not isinstance(thresholds, list) or not all(map(_probability, thresholds)):
         raise ValueError("thresholds is not a list of probabilities")

@@ -6,6 +6,7 @@ An option that is None is chosen for the user and written `auto`, unless its met
 from dataclasses import dataclass, field
 from math import isfinite
 from numbers import Real
+from reprlib import repr as shown  # what a file says may be long
 from typing import Any, Literal, TypeGuard, get_args
 
 from vitreous.errors import OptionError
@@ -38,10 +39,11 @@ def is_number(value: object) -> TypeGuard[float]:
 def _check_size(name: str, size: Any) -> None:
     whole = isinstance(size, tuple) and len(size) == 2 and all(type(side) is int for side in size)
     if not whole or min(size) < 1:
-        raise OptionError(f"{name} {size!r} is not a size: give height and width, at least 1 each")
+        raise OptionError(f"{name} {shown(size)} is not a size: give height and width, at least 1 each")
     if max(size) > MOST_SIDE or size[0] * size[1] > MOST_PIXELS:
         raise OptionError(
-            f"{name} {size!r} is too large: a side is at most {MOST_SIDE:,}, the area {MOST_PIXELS:,} pixels"
+            f"{name} {shown(size)} is too large: a side is at most {MOST_SIDE:,} pixels, "
+            f"all of it {MOST_PIXELS:,}"
         )
 
 
@@ -53,7 +55,7 @@ def _check_numbers(name: str, values: Any, least: float) -> None:
         or not all(is_number(value) and least <= value <= MOST_SPREAD for value in values)
     ):
         raise OptionError(
-            f"{name} {values!r} can't be used: give numbers from {least:g} to {MOST_SPREAD:g}, "
+            f"{name} {shown(values)} can't be used: give numbers from {least:g} to {MOST_SPREAD:g}, "
             "one for each channel"
         )
 
@@ -81,7 +83,9 @@ class Preprocessing:
             _check_size("resize_size", self.resize_size)
         for name, kind in (("resize", Resize), ("interpolation", Interpolation)):
             if (value := getattr(self, name)) not in get_args(kind):
-                raise OptionError(f"unknown {name} {value!r}: expected one of {', '.join(get_args(kind))}")
+                raise OptionError(
+                    f"unknown {name} {shown(value)}: expected one of {', '.join(get_args(kind))}"
+                )
         _check_numbers("mean", self.mean, -MOST_SPREAD)
         _check_numbers("std", self.std, LEAST_SPREAD)
         if len(self.mean) != len(self.std):
