@@ -303,7 +303,7 @@ def _read_processor(document: dict[str, Any], size: tuple[int, int], notes: list
     resample = document.get("resample", 2)
     normalize = document.get("do_normalize", True)
     return Preprocessing(
-        image_size=(crop.get("height"), crop.get("width")) if cropped else resize_size,
+        image_size=(crop.get("height", 0), crop.get("width", 0)) if cropped else resize_size,
         resize="none" if not document.get("do_resize", True) else "cover" if edge else "exact",
         resize_size=resize_size,
         interpolation=RESAMPLE[resample] if type(resample) is int and 0 <= resample < 4 else "bicubic",
