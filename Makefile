@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint style format browser mutants clean
+.PHONY: demo test lint style format browser mutants fuzz clean
 
 demo: $(READY)
 	$(BIN)/vitreous train digits --out runs/digits
@@ -38,6 +38,11 @@ browser:
 N ?= 150
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants -n $(N) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
+
+# Tries N hostile inputs of each kind, each with bounds on time and memory: minutes.
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz $(if $(filter file,$(origin N)),,-n $(N)) \
+	  $(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf $(VENV) build dist

@@ -11,13 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import FIXTURES, randomize
-from vitreous import checkpoint, files
+from tests.hostile import checkpoints as hostile
+from vitreous import checkpoint, files, layouts
 from vitreous.config import Preprocessing
 from vitreous.errors import CheckpointError, VitreousError
 from vitreous.models import zoo
-from vitreous.models.architecture import ViTConfig
+from vitreous.models.architecture import ResNetConfig, ViTConfig
 from vitreous.models.weights import Weights, build
+from vitreous.predict import load
 
+PREPROCESSING = {"image_size": [16, 24], "mean": [0.5] * 3, "std": [0.5] * 3}
 CONFIG = ViTConfig(image_size=(16, 24), patch_size=8, width=16, depth=1, heads=2, mlp_width=32, num_classes=3)
 
 
@@ -65,6 +68,20 @@ def test_files_of_earlier_versions_are_readable(version: int) -> None:
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
 
 
+def test_files_of_before_the_document_was_sealed_say_what_is_not_covered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They can't be told from a file whose preprocessing was changed: that is said, once."""
+    load(FIXTURES / "sealed_v1.safetensors")
+    said = [line for line in capsys.readouterr().err.splitlines() if "seal" in line.split()]
+    assert len(said) == 1 and "not preprocessing, labels and calibration" in said[0]
+
+
+def test_a_sealed_file_has_nothing_to_say(sealed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load(sealed)
+    assert capsys.readouterr().err == ""
+
+
 def test_a_flipped_bit_is_noticed_and_its_tensor_named(sealed: Path) -> None:
     data = bytearray(sealed.read_bytes())
     header = struct.unpack("<Q", data[:8])[0]
@@ -76,6 +93,79 @@ def test_a_flipped_bit_is_noticed_and_its_tensor_named(sealed: Path) -> None:
     ):
         checkpoint.read(sealed)
     assert checkpoint.read(sealed, verify=False).labels == ["a", "<b>", "ç"]
+
+
+def tiny_sealed(path: Path) -> Weights:
+    """Write the smallest sealed file there is, so that each of its bits can be tried."""
+    config = ResNetConfig(layers=(), stem_width=1, groups=1, in_channels=1, num_classes=0, image_size=8)
+    weights = Weights(
+        config=config,
+        tensors={"conv.weight": torch.randn(1, 1, 7, 7), "norm.weight": torch.ones(1).half()},
+        preprocessing=Preprocessing(image_size=(8, 8), mean=(0.25,), std=(0.5,)),
+        labels=None,
+        about={"calibration": {"temperature": 1.5}, "multilabel": True},
+    )
+    checkpoint.write(weights, path)
+    return weights
+
+
+def same(a: Weights, b: Weights) -> bool:
+    documents = [(w.config, w.preprocessing, w.labels, w.about, w.notes, w.tensors.keys()) for w in (a, b)]
+    return documents[0] == documents[1] and all(
+        torch.equal(tensor, b.tensors[name]) and tensor.dtype == b.tensors[name].dtype
+        for name, tensor in a.tensors.items()
+    )
+
+
+def test_any_flipped_bit_is_refused_or_harmless(tmp_path: Path) -> None:
+    """Every bit of the file: lengths, names, types, offsets, the document, its checksum, the tensors."""
+    path = tmp_path / "tiny.safetensors"
+    before, refused = tiny_sealed(path), 0
+    data = path.read_bytes()
+    with path.open("r+b", buffering=0) as file:
+        for place in range(len(data)):
+            for bit in range(8):
+                file.seek(place)
+                file.write(bytes([data[place] ^ 1 << bit]))
+                try:
+                    after = checkpoint.read(path) if checkpoint.is_sealed(path) else None
+                    if after is None:
+                        layouts.read(path, {})
+                    assert after is not None and same(after, before), f"bit {bit} of byte {place}"
+                except CheckpointError:
+                    refused += 1
+            file.seek(place)
+            file.write(data[place : place + 1])
+    assert refused > 7 * len(data)  # little of it, such as the padding of the header, may change
+
+
+def test_a_document_whose_seal_was_cut_out_is_refused(sealed: Path) -> None:
+    document = checkpoint.describe(sealed)
+    document["sea1"] = document.pop("seal")
+    sealed.write_bytes(hostile.described_as(sealed.read_bytes(), document))
+    with pytest.raises(CheckpointError, match="is damaged: its seal is missing, and sea1 is unknown"):
+        checkpoint.read(sealed)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_changed_document_is_refused(sealed: Path, verify: bool) -> None:
+    """What reads only the document is cheap: it is compared even where the tensors are not."""
+    document = checkpoint.describe(sealed)
+    document["preprocessing"]["std"][0] = 1.5
+    sealed.write_bytes(hostile.described_as(sealed.read_bytes(), document))
+    with pytest.raises(CheckpointError, match=r"is damaged: its description .* differs from its checksum"):
+        checkpoint.read(sealed, verify=verify)
+
+
+def test_names_that_are_not_text_are_kept(tmp_path: Path) -> None:
+    """A folder's name on disk is bytes: what is not UTF-8 in it becomes a lone surrogate in its label."""
+    weights = sample()
+    weights.labels = ["a", "\udcff", "ç"]
+    weights.about = {"by number": {10: "x", 9: "y"}}
+    checkpoint.write(weights, tmp_path / "model.safetensors")
+    back = checkpoint.read(tmp_path / "model.safetensors")
+    assert back.labels == weights.labels
+    assert back.about == {"by number": {"10": "x", "9": "y"}}
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, 0.5, -1])
@@ -98,21 +188,38 @@ def test_a_header_that_lies_is_refused(sealed: Path) -> None:
     ("changes", "message"),
     [
         ({"format": 99}, "has format 99: this vitreous reads 1 to 1; install a newer one"),
-        ({"format": "1"}, "has format 1"),
+        ({"format": "1"}, "has format '1'"),
         ({"architecture": {"kind": "subprocess.Popen"}}, "unknown kind of model"),
         ({"architecture": {"kind": "vit", "width": 16, "heads": 3}}, "not a multiple of 3 heads"),
         ({"preprocessing": {"surprise": 1}}, "unknown entries surprise"),
         ({"labels": {"0": "a"}}, "labels is not a list of names"),
         ({"checksums": []}, "lacks checksums"),
+        ({"preprocessing": [1]}, "preprocessing is not an object"),
+        ({"preprocessing": PREPROCESSING | {"std": [0.5, 0.0, 0.5]}}, "std (0.5, 0.0, 0.5) can't be used"),
+        ({"preprocessing": PREPROCESSING | {"std": [0.5, -1, 0.5]}}, "std (0.5, -1, 0.5) can't be used"),
+        ({"preprocessing": PREPROCESSING | {"std": [1e-300] * 3}}, "numbers from 1e-06 to 1e+06"),
+        ({"preprocessing": PREPROCESSING | {"mean": [0.5, float("nan"), 0.5]}}, "mean (0.5, nan, 0.5)"),
+        ({"preprocessing": PREPROCESSING | {"mean": [0.5]}}, "1 of mean and 3 of std"),
+        ({"preprocessing": PREPROCESSING | {"image_size": [10**9, 10**9]}}, "image_size (1000000000, "),
+        ({"preprocessing": PREPROCESSING | {"image_size": [16, 0]}}, "image_size (16, 0) is not a size"),
+        ({"preprocessing": PREPROCESSING | {"resize": "explode"}}, "unknown resize 'explode'"),
+        ({"preprocessing": PREPROCESSING | {"interpolation": 3}}, "unknown interpolation 3"),
+        ({"labels": ["a", "b"]}, "2 labels for 3 classes"),
+        ({"about": 7}, "about is not an object"),
+        ({"about": {"calibration": {"temperature": 0}}}, "temperature 0 is not a number from"),
+        ({"about": {"calibration": {"temperature": 1e-300}}}, "temperature 1e-300 is not a number from"),
+        ({"about": {"abstain": 2}}, "abstain 2 is not a probability"),
+        ({"about": {"thresholds": [0.5]}}, "thresholds is not one probability for each of 3 labels"),
     ],
     ids=str,
 )
 def test_metadata_that_cannot_be_used_is_refused(sealed: Path, changes: dict[str, Any], message: str) -> None:
     document = checkpoint.describe(sealed) | changes
-    save_file(load_file(sealed), sealed, metadata={"vitreous": json.dumps(document)})
+    sealed.write_bytes(hostile.resealed(sealed.read_bytes(), document))
     with pytest.raises(CheckpointError) as refusal:
         checkpoint.read(sealed)
     assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_tensors_that_do_not_fit_the_architecture_are_named(sealed: Path) -> None:

@@ -1,17 +1,25 @@
 """Files of weights: whatever is wrong with one, a clear line, nothing executed, nothing written."""
 
 import io
+import json
 import os
 import pickle
+import random
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 
-from vitreous.errors import CheckpointError
+from tests.hostile import checkpoints as hostile
+from vitreous.errors import CheckpointError, VitreousError
 from vitreous.layouts import containers
+from vitreous.models.architecture import ViTConfig
+from vitreous.models.weights import Weights, build
+from vitreous.predict import load
 
 
 class Bomb:
@@ -115,3 +123,93 @@ def test_offline_the_hub_is_a_clear_line() -> None:
         containers.fetch("hf://nobody/nothing")
     with pytest.raises(CheckpointError, match="write hf://owner/name"):
         containers.fetch("hf://../etc")
+
+
+@pytest.mark.parametrize("kind", hostile.MAKERS)
+def test_hostile_files_are_refused_in_one_line_or_are_right(tmp_path: Path, kind: str) -> None:
+    """`make fuzz` tries many more, each with bounds on time and memory."""
+    for seed in range(2 if kind.startswith("deflated") else 8):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        path = hostile.place(kind, hostile.MAKERS[kind](random.Random(seed)), folder)
+        heads = {} if path.is_dir() else {"heads": 2}
+        try:
+            (found,) = load(path, **heads).predict(Image.new("RGB", (20, 20)))
+            assert 0 <= found.probability <= 1
+        except VitreousError as error:
+            assert "\n" not in str(error) and 10 < len(str(error)) < 1000
+
+
+@pytest.mark.parametrize("layout", ["vitreous", "google", "torchvision", "timm", "hf"])
+def test_what_the_hostile_files_are_made_from_is_right(tmp_path: Path, layout: str) -> None:
+    for name, data in hostile.whole(layout).items():
+        (tmp_path / name).write_bytes(data)
+    path = tmp_path if layout in ("timm", "hf") else next(tmp_path.iterdir())
+    assert load(path, **({"heads": 2} if layout == "torchvision" else {})).model.config.depth == 2
+
+
+def test_a_pickle_that_holds_itself_ends(tmp_path: Path) -> None:
+    looped: dict[str, object] = {}
+    looped["model"] = looped
+    torch.save(looped, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="holds no tensors by name"):
+        containers.read(tmp_path / "w.pth")
+
+
+def test_archives_that_unpack_to_far_more_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.npz").write_bytes(hostile.deflated_arrays(random.Random(0)))
+    with pytest.raises(CheckpointError, match=r"would unpack from .* at most 4 times its size is taken"):
+        containers.read(tmp_path / "w.npz")
+    (tmp_path / "w.pth").write_bytes(hostile.deflated_pickles(random.Random(0)))
+    with pytest.raises(CheckpointError, match="is compressed .* as torch never writes"):
+        containers.read(tmp_path / "w.pth")
+
+
+def test_compressed_arrays_of_weights_are_read(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "w.npz", a=np.random.randn(1000), head=np.zeros(10**6))
+    assert containers.read(tmp_path / "w.npz").tensors["head"].shape == (10**6,)
+
+
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1).expand(10**12)}, tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match="a of \\[1000000000000\\] is larger than what it stores"):
+        containers.read(tmp_path / "w.pth")
+
+
+def test_more_tensors_than_a_model_has_are_refused(tmp_path: Path) -> None:
+    save_file({f"a{i}": torch.zeros(1) for i in range(20_001)}, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match="20,001 tensors: a model has at most 20,000"):
+        containers.read(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depth": 10**9}, "2 tensors, 1,000,000,000 layers"),
+        ({"width": 2**30, "heads": 1, "mlp_width": 2**30, "depth": 1}, "parameters, they are 6 numbers"),
+    ],
+)
+def test_a_model_far_larger_than_its_tensors_is_not_built(changes: dict[str, int], message: str) -> None:
+    tensors = {"cls_token": torch.zeros(3), "norm.bias": torch.zeros(3)}
+    with pytest.raises(CheckpointError, match=message):
+        build(Weights(config=ViTConfig(**changes), tensors=tensors))
+
+
+def test_weights_that_are_no_floats_are_refused(tmp_path: Path) -> None:
+    for name, data in hostile.whole("torchvision").items():
+        state = torch.load(io.BytesIO(data), weights_only=True)
+        state["encoder.ln.bias"] = state["encoder.ln.bias"].long()
+        torch.save(state, tmp_path / name)
+        with pytest.raises(CheckpointError, match="norm.bias can't be used: it is int64"):
+            load(tmp_path / name, heads=2)
+
+
+def test_names_that_do_not_fit_the_classes_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, data in hostile.whole("timm").items():
+        (tmp_path / name).write_bytes(data)
+    document = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(document | {"label_names": ["a"]}))
+    assert load(tmp_path).labels == ["0", "1", "2"]
+    assert "left out, 1 names for 3 classes" in capsys.readouterr().err

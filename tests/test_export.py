@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,27 @@ def test_openvino_agrees(digits: Classifier, tmp_path: Path) -> None:
     found = export(digits, tmp_path / "digits.xml")
     assert found.largest_difference <= 1e-4 and "openvino" in found.compared_with
     assert {path.name for path in tmp_path.iterdir()} == {"digits.xml", "digits.bin"}
+
+
+def test_a_runtime_that_computes_otherwise_by_default_is_said(
+    digits: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO takes bf16 by itself where the processor has it: users would run what was not proven."""
+    form = formats.FORMATS[".pt2"]
+
+    def opened(path: Path) -> formats.Opened:
+        proven = form.open(path)
+        coarse = formats.Opened("bf16", proven.facts, lambda batch: proven.run(batch) + 7e-3)
+        return replace(proven, unasked=coarse)
+
+    monkeypatch.setitem(formats.FORMATS, ".pt2", replace(form, open=opened))
+    found = export(digits, tmp_path / "digits.pt2")
+    assert found.largest_difference <= 1e-4
+    assert "by default it takes bf16 here, 7.0e-03 away with 100.0% of the labels" in found.compared_with
+    assert found.compared_with.endswith("compile with INFERENCE_PRECISION_HINT=f32")
+
+
+@pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
+def test_openvinos_file_says_how_to_compile_it(digits: Classifier, tmp_path: Path) -> None:
+    export(digits, tmp_path / "digits.xml")
+    assert formats.open_openvino(tmp_path / "digits.xml").facts["compile"] == formats.COMPILE

@@ -12,6 +12,7 @@ import timm
 import torch
 import torchvision
 import transformers
+from PIL import Image
 from safetensors.torch import save_file
 from timm.layers.hybrid_embed import HybridEmbed
 from timm.layers.std_conv import StdConv2dSame
@@ -22,6 +23,7 @@ from tests import real_weights
 from tests.conftest import FIXTURES, randomize
 from vitreous import layouts
 from vitreous.config import Preprocessing
+from vitreous.data.augment import EvaluationTransform
 from vitreous.errors import CheckpointError, LayoutError
 from vitreous.layouts import containers, google, huggingface
 from vitreous.layouts import timm as timm_layout
@@ -418,3 +420,30 @@ def test_dinov2_without_its_processor_takes_dinov2s_preprocessing(tmp_path: Path
     peer = timm.get_pretrained_cfg("vit_small_patch14_dinov2.lvd142m")
     assert peer is not None
     assert (ours.mean, ours.std, ours.interpolation) == (peer.mean, peer.std, peer.interpolation)
+
+
+def _pixels(preprocessing: Preprocessing, folder: Path, image: Image.Image) -> tuple[np.ndarray, np.ndarray]:
+    """Return what we and Hugging Face's processor (by Pillow) make of an image, as levels of 0 to 255."""
+    document = huggingface._write_processor(preprocessing)
+    (folder / "preprocessor_config.json").write_text(json.dumps(document))
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    ours = EvaluationTransform(preprocessing)(image).numpy()
+    theirs = np.asarray(processor(image)["pixel_values"][0])
+    both = [np.rint((each * 0.5 + 0.5) * 255).astype(int) for each in (ours, theirs)]
+    return both[0], both[1]
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 501), (640, 427), (333, 777), (224, 224)])
+@pytest.mark.parametrize("resize", ["exact", "cover"])
+def test_a_processor_that_is_written_sees_our_pixels(
+    tmp_path: Path, size: tuple[int, int], resize: str
+) -> None:
+    """Equal, but for a crop that can't be centred: Hugging Face's may lie one pixel further up or left."""
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    preprocessing = Preprocessing(resize=resize, resize_size=(256, 256), interpolation="bicubic")
+    ours, theirs = _pixels(preprocessing, tmp_path, Image.fromarray(noise))
+    shifted = [(0, 0), (0, 1), (1, 0)]
+    height, width = ours.shape[1:]
+    assert any(np.array_equal(ours[:, : height - y, : width - x], theirs[:, y:, x:]) for y, x in shifted)
+    if resize == "exact" or size != (640, 427):
+        assert np.array_equal(ours, theirs)

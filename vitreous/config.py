@@ -4,7 +4,12 @@ An option that is None is chosen for the user and written `auto`, unless its met
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from math import isfinite
+from numbers import Real
+from reprlib import repr as shown  # what a file says may be long
+from typing import Any, Literal, TypeGuard, get_args
+
+from vitreous.errors import OptionError
 
 Resize = Literal["cover", "exact", "pad", "none"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -19,6 +24,40 @@ Layout = Literal["vitreous", "timm", "hf", "google", "torchvision"]
 
 NOT_GIVEN: dict[str, Any] = {"auto": False}
 """Metadata of a field whose None means that there is no such thing, rather than one that is chosen."""
+
+MOST_SIDE, MOST_PIXELS = 1 << 14, 1 << 26
+"""The longest side and the largest area of what a model sees, for which memory is taken unseen."""
+LEAST_SPREAD, MOST_SPREAD = 1e-6, 1e6
+"""The range of mean and std, of pixels from 0 to 1: beyond it their quotient is no use as a float32."""
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Tell whether a value is a finite number, and no boolean."""
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def _check_size(name: str, size: Any) -> None:
+    whole = isinstance(size, tuple) and len(size) == 2 and all(type(side) is int for side in size)
+    if not whole or min(size) < 1:
+        raise OptionError(f"{name} {shown(size)} is not a size: give height and width, at least 1 each")
+    if max(size) > MOST_SIDE or size[0] * size[1] > MOST_PIXELS:
+        raise OptionError(
+            f"{name} {shown(size)} is too large: a side is at most {MOST_SIDE:,} pixels, "
+            f"all of it {MOST_PIXELS:,}"
+        )
+
+
+def _check_numbers(name: str, values: Any, least: float) -> None:
+    """Refuse what a channel can't be normalised by."""
+    if (
+        not isinstance(values, tuple)
+        or not values
+        or not all(is_number(value) and least <= value <= MOST_SPREAD for value in values)
+    ):
+        raise OptionError(
+            f"{name} {shown(values)} can't be used: give numbers from {least:g} to {MOST_SPREAD:g}, "
+            "one for each channel"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +76,22 @@ class Preprocessing:
     """Subtracted from each channel, of pixels scaled to [0, 1]; as many entries as channels."""
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     """Each channel is divided by it."""
+
+    def __post_init__(self) -> None:
+        _check_size("image_size", self.image_size)
+        if self.resize_size is not None:
+            _check_size("resize_size", self.resize_size)
+        for name, kind in (("resize", Resize), ("interpolation", Interpolation)):
+            if (value := getattr(self, name)) not in get_args(kind):
+                raise OptionError(
+                    f"unknown {name} {shown(value)}: expected one of {', '.join(get_args(kind))}"
+                )
+        _check_numbers("mean", self.mean, -MOST_SPREAD)
+        _check_numbers("std", self.std, LEAST_SPREAD)
+        if len(self.mean) != len(self.std):
+            raise OptionError(
+                f"{len(self.mean)} of mean and {len(self.std)} of std: give one of each for every channel"
+            )
 
     @property
     def channels(self) -> int:

@@ -3,9 +3,9 @@
 from pathlib import Path
 from types import ModuleType
 
-from vitreous.errors import LayoutError
+from vitreous.errors import CheckpointError, LayoutError, VitreousError
 from vitreous.layouts import containers, google, huggingface, timm, torchvision
-from vitreous.layouts.containers import Hints
+from vitreous.layouts.containers import Container, Hints
 from vitreous.models.weights import Weights
 
 LAYOUTS: dict[str, ModuleType] = {
@@ -22,11 +22,27 @@ def read(path: Path, hints: Hints) -> tuple[str, Weights]:
     hints = {name: value for name, value in hints.items() if value is not None}
     for name, layout in LAYOUTS.items():
         if layout.matches(container):
-            return name, layout.read(container, hints)
+            return name, _read(layout, container, hints, path)
     some = ", ".join(list(container.tensors)[:4])
     raise LayoutError(
         f"{path} is of no known layout: its tensors are {some}, …; known are {', '.join(LAYOUTS)}"
     )
+
+
+def _read(layout: ModuleType, container: Container, hints: Hints, path: Path) -> Weights:
+    """Read weights of a known layout; whatever is wrong in someone else's file is an error of that file."""
+    try:
+        return layout.read(container, hints)
+    except CheckpointError:
+        raise
+    except VitreousError as error:
+        raise LayoutError(f"{path} can't be used: {error}") from None
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:200]
+        kind = layout.__name__.rpartition(".")[2]
+        raise LayoutError(
+            f"{path} is not right for the {kind} layout: {type(error).__name__}: {reason}"
+        ) from error
 
 
 def write(weights: Weights, path: Path, layout: str) -> Path:

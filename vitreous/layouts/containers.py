@@ -13,21 +13,27 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from reprlib import repr as shown  # what a file says may be long
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from vitreous import files
 from vitreous.errors import CheckpointError, MissingDependencyError
+from vitreous.models.weights import MOST_TENSORS
 
 DOCUMENTS = ("config.json", "preprocessor_config.json")
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "model.npz")
 WRAPPERS = ("model", "state_dict", "model_state", "module", "model_ema", "teacher", "ema")
 
+
+MOST_NAME, MOST_WRAPPED, MOST_DOCUMENT = 500, 8, 16_000_000
+UNPACKED_FREE, UNPACKED_TIMES = 64 << 20, 4
+"""An archive may unpack to so many bytes, and so many times its own size: a new head is all zeros."""
 
 Hints = dict[str, Any]
 """Fields of a configuration that are known from elsewhere than the weights."""
@@ -55,9 +61,9 @@ def read(path: Path) -> Container:
         found = next((path / name for name in FILES if (path / name).is_file()), None)
         if found is None:
             raise CheckpointError(f"{path} has no weights: expected one of {', '.join(FILES)}")
-        return Container(tensors=_tensors(found), documents=documents)
+        return Container(tensors=_checked(_tensors(found), found), documents=documents)
     # A file on its own is taken on its own: documents that happen to lie beside it may be another model's.
-    return Container(tensors=_tensors(path))
+    return Container(tensors=_checked(_tensors(path), path))
 
 
 def write(container: Container, path: Path) -> Path:
@@ -103,10 +109,10 @@ def fetch(source: str) -> Path:
 def read_json(path: Path) -> Any:
     """Read a small JSON document."""
     try:
-        if path.stat().st_size > 50_000_000:
-            raise CheckpointError(f"{path} is too large for a configuration")
+        if path.stat().st_size > MOST_DOCUMENT:
+            raise CheckpointError(f"{path} is too large for a configuration: at most {MOST_DOCUMENT:,} bytes")
         return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
 
 
@@ -126,12 +132,42 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     )
 
 
+def _checked(tensors: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Refuse names and tensors that no model has, and tensors that are larger than what holds them."""
+    for name, tensor in tensors.items():
+        if len(name) > MOST_NAME:
+            raise CheckpointError(f"{path} has a name of {len(name):,} characters: {name[:40]}…")
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.numel() == 0:
+            raise CheckpointError(
+                f"{path} can't be used: {name} of {list(tensor.shape)[:8]} is empty, sparse or without values"
+            )
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise CheckpointError(
+                f"{path} can't be used: {name} of {list(tensor.shape)[:8]} is larger than what it stores"
+            )
+    return tensors
+
+
+def _check_count(count: int, path: Path) -> None:
+    if count > MOST_TENSORS:
+        raise CheckpointError(f"{path} has {count:,} tensors: a model has at most {MOST_TENSORS:,}")
+
+
 def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file: {error}") from None
+            names = file.keys()
+            _check_count(len(names), path)
+            return {name: file.get_tensor(name) for name in names}
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} is not a whole safetensors file: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what a reader says of a file, in few words."""
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def _sharded(path: Path) -> dict[str, Tensor]:
@@ -140,17 +176,19 @@ def _sharded(path: Path) -> dict[str, Tensor]:
     if not isinstance(shards, dict):
         raise CheckpointError(f"{path} has no weight_map")
     tensors: dict[str, Tensor] = {}
-    for name in sorted(set(shards.values())):
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+    _check_count(len(shards), path)
+    for name in shards.values():
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]{0,200}\.safetensors", name):
             raise CheckpointError(
-                f"{path} names the shard {name!r}: shards are .safetensors files in the same folder"
+                f"{path} names the shard {shown(name)}: shards are .safetensors files in the same folder"
             )
+    for name in sorted(set(shards.values())):
         if not (path.parent / name).is_file():
             raise CheckpointError(f"{path.parent} lacks the shard {name}")
         tensors |= _safetensors(path.parent / name)
     if missing := sorted(shards.keys() - tensors.keys()):
         raise CheckpointError(
-            f"the shards of {path.parent} lack {missing[0]} and {len(missing) - 1} more tensors"
+            f"the shards of {path.parent} lack {missing[0][:MOST_NAME]} and {len(missing) - 1} more tensors"
         )
     return tensors
 
@@ -159,12 +197,26 @@ def _npz(path: Path) -> dict[str, Tensor]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+            _check_count(len(members), path)
+            _check_size(members, path)
             for member in members:
                 _check_member(archive, member, path)
         with np.load(path, allow_pickle=False) as arrays:
-            return {name: _tensor(arrays[name]) for name in arrays.files}
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError) as error:
-        raise CheckpointError(f"{path} is not a whole .npz of plain arrays: {error}") from None
+            return {member.filename[:-4]: _tensor(arrays[member.filename[:-4]]) for member in members}
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} is not a whole .npz of plain arrays: {_reason(error)}") from None
+
+
+def _check_size(members: list[zipfile.ZipInfo], path: Path) -> None:
+    """Refuse an archive that unpacks to far more than weights do: they hardly shrink."""
+    unpacked, packed = sum(member.file_size for member in members), path.stat().st_size
+    if unpacked > UNPACKED_FREE + UNPACKED_TIMES * packed:
+        raise CheckpointError(
+            f"{path} would unpack from {packed:,} to {unpacked:,} bytes, as weights never do; "
+            f"at most {UNPACKED_TIMES} times its size is taken"
+        )
 
 
 def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
@@ -177,7 +229,7 @@ def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path)
         promised = file.tell() + math.prod(shape) * dtype.itemsize
     if dtype.hasobject:
         raise CheckpointError(f"{path} holds Python objects in {member.filename}, which are never read")
-    if promised != member.file_size or member.file_size > 1100 * max(member.compress_size, 1):
+    if promised != member.file_size:
         raise CheckpointError(f"{path} is not whole: {member.filename} promises {promised:,} bytes")
 
 
@@ -189,9 +241,14 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 def _pickled(path: Path) -> Any:
     try:
+        zipped = zipfile.is_zipfile(path)
+        if zipped:
+            _check_stored(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old pickles: they are refused or read, and either is said
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)", str(error))
         what = f"it wants {wanted[1]}" if wanted else "it wants more than tensors"
@@ -200,18 +257,32 @@ def _pickled(path: Path) -> Any:
             "save the plain state dict as .safetensors where you trust the file"
         ) from None
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{path} is not a whole PyTorch file: {reason}") from None
+        raise CheckpointError(f"{path} is not a whole PyTorch file: {_reason(error)}") from None
+
+
+def _check_stored(path: Path) -> None:
+    """Refuse a PyTorch file with compressed parts: torch writes none, and unpacking them has no bounds."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
+                raise CheckpointError(
+                    f"{path} is compressed ({member.filename[:60]}), as torch never writes: save it again"
+                )
 
 
 def _unwrap(value: Any, path: Path) -> dict[str, Tensor]:
-    while isinstance(value, Mapping) and not any(isinstance(each, Tensor) for each in value.values()):
+    for _ in range(MOST_WRAPPED):
+        if not isinstance(value, Mapping) or any(isinstance(each, Tensor) for each in value.values()):
+            break
         inner = next((value[name] for name in WRAPPERS if isinstance(value.get(name), Mapping)), None)
         if inner is None:
             break
         value = inner
     entries = value if isinstance(value, Mapping) else {}
-    tensors = {name: each for name, each in entries.items() if isinstance(each, Tensor)}
+    tensors = {
+        name: each for name, each in entries.items() if isinstance(name, str) and isinstance(each, Tensor)
+    }
+    _check_count(len(tensors), path)
     if not tensors:
         raise CheckpointError(f"{path} holds no tensors by name: expected a state dict")
     for prefix in ("module.", "_orig_mod.", "backbone.", "model."):

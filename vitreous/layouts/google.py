@@ -9,6 +9,7 @@ import re
 from torch import Tensor
 
 from vitreous.config import Preprocessing
+from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
 from vitreous.layouts.names import Rules, fuse, refuse, rename, split
@@ -16,6 +17,7 @@ from vitreous.models.weights import Weights
 
 ROOTS = ("params/img/", "opt/target/", "params/", "target/")
 BIG_VISION = "MultiHeadDotProductAttention_0"
+MOST_STACKED = 1000
 
 IN: Rules = [
     (r"^Transformer/posembed_input/pos_embedding$|^pos_embedding$", "pos_embed"),
@@ -72,7 +74,9 @@ def read(container: Container, hints: Hints) -> Weights:
     tensors = _strip_root(container.tensors)
     big_vision = any(BIG_VISION in name and "MAPHead" not in name for name in tensors)
     tensors = _unstack(tensors)
-    heads = next((t.shape[-2] for name, t in tensors.items() if name.endswith("/query/kernel")), None)
+    heads = next(
+        (t.shape[-2] for name, t in tensors.items() if name.endswith("/query/kernel") and t.ndim == 3), None
+    )
     tensors = {name: tensor.float() for name, tensor in rename(tensors, IN).items()}
     tensors = {name: _to_torch(name, tensor) for name, tensor in tensors.items()}
     tensors = fuse(tensors, ["attn.q", "attn.k", "attn.v"], "attn.qkv")
@@ -236,6 +240,8 @@ def _unstack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if name.startswith("Transformer/encoderblock/"):
             rest = name.removeprefix("Transformer/encoderblock/")
+            if tensor.ndim == 0 or len(tensor) > MOST_STACKED:
+                raise LayoutError(f"{name} has the shape {list(tensor.shape)}: expected the blocks, stacked")
             apart |= {
                 f"Transformer/encoderblock_{i}/{rest}": layer for i, layer in enumerate(tensor.unbind(0))
             }

@@ -14,8 +14,9 @@ from vitreous.config import Interpolation, Preprocessing
 from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
-from vitreous.layouts.names import IMAGENET, Rules, drop, fuse, refuse, rename, split
+from vitreous.layouts.names import IMAGENET, Rules, drop, fuse, listed, refuse, rename, split
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
+from vitreous.models.fields import shown
 from vitreous.models.weights import Weights
 
 IN: Rules = [
@@ -295,23 +296,29 @@ def _assume_processor(config: Architecture, notes: list[str]) -> Preprocessing:
 
 
 def _read_processor(document: dict[str, Any], size: tuple[int, int], notes: list[str]) -> Preprocessing:
-    before = document.get("size") or {}
-    before = {"height": before, "width": before} if isinstance(before, int) else before
-    crop = document.get("crop_size") or {}
-    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+    before, crop = _box(document, "size"), _box(document, "crop_size")
     cropped = bool(document.get("do_center_crop")) and bool(crop)
     edge = before.get("shortest_edge")
     resize_size = (edge, edge) if edge else (before.get("height", size[0]), before.get("width", size[1]))
     resample = document.get("resample", 2)
     normalize = document.get("do_normalize", True)
     return Preprocessing(
-        image_size=(crop["height"], crop["width"]) if cropped else resize_size,
+        image_size=(crop.get("height", 0), crop.get("width", 0)) if cropped else resize_size,
         resize="none" if not document.get("do_resize", True) else "cover" if edge else "exact",
         resize_size=resize_size,
-        interpolation=RESAMPLE[resample] if resample in range(4) else "bicubic",
-        mean=tuple(document.get("image_mean") or (0.5,) * 3) if normalize else (0.0,) * 3,
-        std=tuple(document.get("image_std") or (0.5,) * 3) if normalize else (1.0,) * 3,
+        interpolation=RESAMPLE[resample] if type(resample) is int and 0 <= resample < 4 else "bicubic",
+        mean=listed(document.get("image_mean") or [0.5] * 3) if normalize else (0.0,) * 3,
+        std=listed(document.get("image_std") or [0.5] * 3) if normalize else (1.0,) * 3,
     )
+
+
+def _box(document: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a size: one number, or an object with height and width, or with the shortest edge."""
+    value = document.get(name) or {}
+    value = {"height": value, "width": value} if isinstance(value, int) else value
+    if not isinstance(value, dict):
+        raise LayoutError(f"{name} {shown(value)} of preprocessor_config.json is not a size")
+    return value
 
 
 def _write_processor(preprocessing: Preprocessing) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from torch import Tensor
 from vitreous.errors import LayoutError
 from vitreous.models import zoo
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
+from vitreous.models.fields import pair
+
+AXES = {"reg_token": 3, "pos_embed": 3, "head.weight": 2, "pre_logits.weight": 2, "cls_token": 3}
 
 
 def architecture(tensors: Mapping[str, Tensor], hints: Mapping[str, Any], notes: list[str]) -> Architecture:
@@ -32,7 +35,7 @@ def resnet(shapes: Mapping[str, tuple[int, ...]], hints: Mapping[str, Any], pref
         raise LayoutError(
             "the weights are of no model that vitreous knows: neither patches nor a root convolution"
         )
-    channels = shapes[root][0]
+    channels = _shape(shapes, root, 4)[0]
     before = root.replace("conv.weight", "norm.weight") not in shapes
     known: dict[str, Any] = {
         "layers": layers,
@@ -48,14 +51,19 @@ def resnet(shapes: Mapping[str, tuple[int, ...]], hints: Mapping[str, Any], pref
 
 def _vit(shapes: Mapping[str, tuple[int, ...]], hints: dict[str, Any], notes: list[str]) -> ViTConfig:
     embed = shapes["patch_embed.proj.weight"]
+    if len(embed) not in (4, 5):
+        raise LayoutError(f"patch_embed.proj.weight has the shape {list(embed)}: expected 4 axes")
+    for name, axes in AXES.items():
+        if name in shapes:
+            _shape(shapes, name, axes)
     hybrid = any(name.startswith("patch_embed.backbone.") for name in shapes)
     trunk_hints = {"num_classes": 0, **hints.pop("stem", {})}
     stem = resnet(shapes, trunk_hints, "patch_embed.backbone.") if hybrid else None
     depth = _count(shapes, r"blocks\.(\d+)\.")
     if depth == 0:
         raise LayoutError("the weights have patches but no blocks.0: this is no Vision Transformer")
-    inner = shapes["blocks.0.mlp.fc2.weight"][1]
-    gated = shapes["blocks.0.mlp.fc1.weight"][0] == 2 * inner
+    inner = _shape(shapes, "blocks.0.mlp.fc2.weight", 2)[1]
+    gated = _shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0] == 2 * inner
     width = embed[0]
     tokens: dict[str, Any] = {
         "class_token": "cls_token" in shapes,
@@ -119,10 +127,10 @@ def _grid(
 ) -> dict[str, Any]:
     """Return the fields that follow from the position embeddings: kind, image size, positioned prefix."""
     size = config.get("image_size")
-    size = (size, size) if isinstance(size, int) else tuple(size) if size else None
+    size = pair(size, "image_size") if size else None
     if "pos_embed" not in shapes:
         if "pos_embed_y" in shapes:
-            rows, columns = shapes["pos_embed_y"][1], shapes["pos_embed_x"][1]
+            rows, columns = (_shape(shapes, f"pos_embed_{axis}", 3)[1] for axis in "yx")
             return {"positions": "learned2d", "image_size": (rows * step[0], columns * step[1])}
         if size is None:
             raise LayoutError(
@@ -144,5 +152,20 @@ def _grid(
     )
 
 
+def _shape(shapes: Mapping[str, tuple[int, ...]], name: str, axes: int) -> tuple[int, ...]:
+    """Return the shape of a tensor that has to be there, with so many axes."""
+    if name not in shapes:
+        raise LayoutError(f"the weights lack {name}")
+    if len(shapes[name]) != axes:
+        raise LayoutError(f"{name} has the shape {list(shapes[name])}: expected {axes} axes")
+    return shapes[name]
+
+
 def _count(shapes: Mapping[str, Any], pattern: str) -> int:
-    return 1 + max((int(match[1]) for name in shapes if (match := re.match(pattern, name))), default=-1)
+    """Return how many numbered parts there are: one more than the largest number, each of them held."""
+    found = {match[1] for name in shapes if (match := re.match(pattern, name))}
+    if any(len(number) > 6 or int(number) >= len(found) for number in found):
+        raise LayoutError(
+            f"the weights lack a layer: numbers up to {max(found, key=len)[:20]}, {len(found)} layers"
+        )
+    return len(found)

@@ -13,6 +13,11 @@ IMAGENET: dict[str, Any] = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224,
 Rules = Sequence[tuple[str, str | Callable[[re.Match[str]], str]]]
 
 
+def listed(value: Any) -> Any:
+    """Return a list of a JSON document as a tuple; what is no list is left for its reader to refuse."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def rename(tensors: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     """Apply every rule in turn to every name."""
     compiled = [(re.compile(pattern), replacement) for pattern, replacement in rules]
@@ -28,8 +33,8 @@ def rename(tensors: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
 
 def drop(tensors: Mapping[str, Tensor], pattern: str) -> tuple[dict[str, Tensor], list[str]]:
     """Split off tensors that a classifier does not need; return the rest and the names of those left out."""
-    left = [name for name in tensors if re.match(pattern, name)]
-    return {name: tensor for name, tensor in tensors.items() if name not in left}, left
+    left = {name: tensor for name, tensor in tensors.items() if re.match(pattern, name)}
+    return {name: tensor for name, tensor in tensors.items() if name not in left}, list(left)
 
 
 def fuse(tensors: dict[str, Tensor], parts: Sequence[str], whole: str) -> dict[str, Tensor]:

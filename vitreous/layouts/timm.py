@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.config import Interpolation, Preprocessing
+from vitreous.config import Interpolation, Preprocessing, is_number
 from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
-from vitreous.layouts.names import IMAGENET, Rules, drop, refuse, rename
+from vitreous.layouts.names import IMAGENET, Rules, drop, listed, refuse, rename
 from vitreous.models import zoo
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
+from vitreous.models.fields import shown
 from vitreous.models.weights import Weights
 
 IN: Rules = [
@@ -29,6 +30,7 @@ IN: Rules = [
     (r"^pre_logits\.fc\.", "pre_logits."),  # timm before 0.6
 ]
 UNUSED = r"mask_token$|decoder_"  # of MAE's and DINOv2's pre-training
+LEAST_CROP = 0.05
 INTERPOLATIONS: dict[str, Interpolation] = {
     "bicubic": "bicubic",
     "bilinear": "bilinear",
@@ -53,8 +55,7 @@ def read(container: Container, hints: Hints) -> Weights:
     document = container.document("config.json")
     config = infer.architecture(tensors, _hints(document) | hints, notes)
     preprocessing = _preprocessing(document.get("pretrained_cfg"), config, tensors, notes)
-    names = document.get("label_names") or (document.get("pretrained_cfg") or {}).get("label_names")
-    labels = [str(name) for name in names] if isinstance(names, list) else None
+    labels = _labels(document, config.num_classes, notes)
     return Weights(config=config, tensors=tensors, preprocessing=preprocessing, labels=labels, notes=notes)
 
 
@@ -88,14 +89,13 @@ def write(weights: Weights) -> Container:
 
 
 def _hints(document: dict[str, Any]) -> Hints:
-    arguments = document.get("model_args") or {}
+    arguments = _object(document, "model_args")
     variant = zoo.VARIANTS.get(str(document.get("architecture", "")).split(".")[0])
     hints: Hints = {}
     if variant is not None and variant.kind == "vit":
         hints = {"heads": arguments.get("num_heads", variant.heads)}
-        size = (
-            arguments.get("img_size") or ((document.get("pretrained_cfg") or {}).get("input_size") or [])[-2:]
-        )
+        whole = _object(document, "pretrained_cfg").get("input_size")
+        size = arguments.get("img_size") or (whole[-2:] if isinstance(whole, list) else None)
         hints["image_size"] = size or None
         if arguments.get("act_layer") == "gelu_tanh":
             hints["activation"] = "gelu_tanh"
@@ -103,6 +103,21 @@ def _hints(document: dict[str, Any]) -> Hints:
         if pool in ("avg", "map"):
             hints["pooling"] = {"avg": "gap", "map": "map"}[pool]
     return hints
+
+
+def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
+    value = document.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _labels(document: dict[str, Any], classes: int, notes: list[str]) -> list[str] | None:
+    names = document.get("label_names") or _object(document, "pretrained_cfg").get("label_names")
+    if not isinstance(names, list):
+        return None
+    if len(names) != classes:
+        notes.append(f"labels: left out, {len(names):,} names for {classes:,} classes")
+        return None
+    return [str(name) for name in names]
 
 
 def architecture(config: Architecture) -> tuple[str, dict[str, Any]]:
@@ -183,15 +198,17 @@ def _preprocessing(
             "crop 0.9, bicubic (a bare state dict has none)"
         )
         return _cropped(size, 0.9, resize="cover", **statistics)
-    crop = float(values.get("crop_pct") or 0.875)
+    crop = values.get("crop_pct") or 0.875
+    if not is_number(crop) or not LEAST_CROP <= crop <= 1:
+        raise LayoutError(f"crop_pct {shown(crop)} can't be used: expected {LEAST_CROP} to 1")
     squash = values.get("crop_mode") == "squash"
     return _cropped(
         size,
         crop,
         resize="exact" if squash else "cover",
         interpolation=INTERPOLATIONS.get(str(values.get("interpolation")), "bicubic"),
-        mean=tuple(values["mean"]),
-        std=tuple(values["std"]),
+        mean=listed(values["mean"]),
+        std=listed(values.get("std")),
     )
 
 

@@ -8,15 +8,20 @@ Letters: B batch, N tokens, D width, H heads, L layers, P patch, C channels, K c
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from math import prod
+from math import isqrt, prod
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
 from vitreous.errors import ModelError, nearest
-from vitreous.models.fields import at_least, one_of, pair
+from vitreous.models.fields import at_least, not_negative, one_of, pair, shown, switches
 
 Positions = Literal["learned", "sincos2d", "learned2d", "relative", "rope", "none"]
 Pooling = Literal["cls", "gap", "map", "cls_gap"]
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
+
+MOST_PATCHES = 1 << 16
+MOST_RELATIVE = 10_000
+"""Tokens of a model with relative positions, whose table of offsets is as long and as wide."""
+MOST_STAGES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +58,17 @@ class ResNetConfig:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, list | tuple) or not all(type(count) is int for count in self.layers):
+            raise ModelError(f"layers {shown(self.layers)} can't be used: give the blocks of each stage")
         object.__setattr__(self, "layers", tuple(self.layers))
         object.__setattr__(self, "image_size", pair(self.image_size, "image_size"))
         at_least(self, 1, "width_factor", "in_channels", "stem_width", "groups")
         at_least(self, 0, "num_classes")
         one_of(self, "std_eps_on", ("variance", "deviation"))
+        not_negative(self, "std_eps", "norm_eps")
+        switches(self, "preactivation", "same_padding")
+        if len(self.layers) > MOST_STAGES:
+            raise ModelError(f"layers has {len(self.layers):,} stages: give at most {MOST_STAGES}")
         if any(count < 1 for count in self.layers):
             raise ModelError(f"layers {self.layers} has an empty stage: give each stage at least one block")
         if self.stem_width * self.width_factor % self.groups:
@@ -186,23 +197,37 @@ class ViTConfig:
         object.__setattr__(self, "patch_size", pair(self.patch_size, "patch_size"))
         if isinstance(self.stem, Mapping):
             object.__setattr__(self, "stem", _build(ResNetConfig, self.stem))
-        at_least(self, 1, "in_channels", "width", "depth", "heads", "mlp_width", "tubelet")
-        at_least(self, 0, "num_classes", "registers")
-        one_of(self, "positions", get_args(Positions))
-        one_of(self, "pooling", get_args(Pooling))
-        one_of(self, "activation", get_args(Activation))
-        for rate in ("embedding_dropout", "attention_dropout", "dropout", "drop_path"):
-            if not 0.0 <= getattr(self, rate) < 1.0:
-                raise ModelError(
-                    f"{rate} {getattr(self, rate)} is not a probability: use 0.0 up to, not including, 1.0"
-                )
+        if not isinstance(self.stem, ResNetConfig | None):
+            raise ModelError(f"stem {shown(self.stem)} can't be used: give a ResNet's configuration, or none")
+        self._check_kinds()
         self._check_grid()
         self._check_width()
         self._check_tokens()
 
+    def _check_kinds(self) -> None:
+        """Refuse fields of the wrong kind, which may come from a file."""
+        at_least(self, 1, "in_channels", "width", "depth", "heads", "mlp_width", "tubelet")
+        at_least(self, 0, "num_classes", "registers")
+        given = [name for name in ("frames", "pre_logits") if getattr(self, name) is not None]
+        at_least(self, 1, *given)
+        if self.positioned_prefix is not None:
+            at_least(self, 0, "positioned_prefix")
+        switches(self, "class_token", "distilled", "qkv_bias", "norm_after_pool")
+        rates = ("embedding_dropout", "attention_dropout", "dropout", "drop_path")
+        scale = () if self.layer_scale is None else ("layer_scale",)
+        not_negative(self, "norm_eps", *scale, *rates)
+        one_of(self, "positions", get_args(Positions))
+        one_of(self, "pooling", get_args(Pooling))
+        one_of(self, "activation", get_args(Activation))
+        for rate in rates:
+            if not getattr(self, rate) < 1.0:
+                raise ModelError(
+                    f"{rate} {getattr(self, rate)} is not a probability: use 0.0 up to, not including, 1.0"
+                )
+
     def _check_grid(self) -> None:
         if self.frames is not None:
-            if self.frames < 1 or self.frames % self.tubelet:
+            if self.frames % self.tubelet:
                 raise ModelError(f"{self.frames} frames is not a multiple of the tubelet {self.tubelet}")
             if self.stem:
                 raise ModelError("a hybrid's trunk takes images, not video: leave out frames, or stem")
@@ -221,10 +246,16 @@ class ViTConfig:
             of += f" times the trunk's stride {self.stem.stride}" if self.stem else ""
             size = f"{self.image_size[0]}x{self.image_size[1]}"
             raise ModelError(f"image size {size} is not a multiple of the {of}: use {fits}")
+        most = MOST_RELATIVE if self.positions == "relative" else MOST_PATCHES
+        if self.patches > most:
+            raise ModelError(
+                f"{self.patches:,} patches are more than {most:,}: use larger patches or smaller images"
+            )
 
     def _check_width(self) -> None:
         if self.width % self.heads:
-            fits = [n for n in range(1, self.width + 1) if self.width % n == 0]
+            small = [n for n in range(1, isqrt(self.width) + 1) if self.width % n == 0]
+            fits = sorted({*small, *(self.width // n for n in small)})
             near = sorted(fits, key=lambda n: abs(n - self.heads))[:2]
             raise ModelError(
                 f"width {self.width} is not a multiple of {self.heads} heads: "
@@ -339,7 +370,7 @@ def from_dict(values: Mapping[str, Any]) -> Architecture:
     values = dict(values)
     kind = values.pop("kind", None)
     if kind not in ("vit", "resnet"):
-        raise ModelError(f"unknown kind of model {kind!r}: expected vit or resnet")
+        raise ModelError(f"unknown kind of model {shown(kind)}: expected vit or resnet")
     return _build(ViTConfig, values) if kind == "vit" else _build(ResNetConfig, values)
 
 
@@ -361,7 +392,7 @@ def _known(kind: type[Architecture], values: Mapping[str, Any]) -> None:
     names = [field.name for field in fields(kind)]
     for name in values:
         if name not in names:
-            raise ModelError(f"{kind.__name__} has no option {name!r}{nearest(name, names)}")
+            raise ModelError(f"{kind.__name__} has no option {shown(name)}{nearest(name[:100], names)}")
 
 
 def _size(size: tuple[int, int]) -> str:

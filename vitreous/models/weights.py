@@ -8,12 +8,15 @@ from torch import Tensor
 
 from vitreous.config import Preprocessing
 from vitreous.errors import CheckpointError
-from vitreous.models import zoo
+from vitreous.models import cost, zoo
 from vitreous.models.architecture import Architecture
 from vitreous.models.resnet import ResNet
 from vitreous.models.vit import VisionTransformer
 
 Model = VisionTransformer | ResNet
+MOST_TENSORS = 20_000
+SLACK = 1 << 20
+"""So many parameters may be missing from a small file, which is then told which they are."""
 
 
 @dataclass(kw_only=True)
@@ -32,15 +35,37 @@ class Weights:
 
 def build(weights: Weights) -> Model:
     """Return the model with these tensors as its parameters: nothing is initialised first, nothing copied."""
+    _check_extent(weights)
     with torch.device("meta"):
         model = zoo.build(weights.config)
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
     if expected != given:
         raise CheckpointError(difference(expected, given))
+    for name, tensor in weights.tensors.items():
+        if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.is_meta:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{name} can't be used: it is {kind}, {tensor.layout} on {tensor.device.type}, "
+                "and weights are plain floating-point numbers"
+            )
     model.load_state_dict(weights.tensors, strict=True, assign=True)
     model.place_tokens()
     return model.eval()
+
+
+def _check_extent(weights: Weights) -> None:
+    """Refuse a model that is far larger than its tensors, before anything of its size is made."""
+    config, tensors = weights.config, weights.tensors
+    trunk = config if config.kind == "resnet" else config.stem
+    layers = sum(trunk.layers if trunk else ()) + (config.depth if config.kind == "vit" else 0)
+    if layers > len(tensors):
+        raise CheckpointError(f"the weights don't fit the model: {len(tensors):,} tensors, {layers:,} layers")
+    held, wanted = sum(tensor.numel() for tensor in tensors.values()), cost.parameters(config)
+    if wanted > 2 * held + SLACK:
+        raise CheckpointError(
+            f"the weights don't fit the model: it has {wanted:,} parameters, they are {held:,} numbers"
+        )
 
 
 def difference(expected: dict[str, tuple[int, ...]], given: dict[str, tuple[int, ...]]) -> str:
