@@ -6,18 +6,17 @@ Error bodies have a fixed word, a fixed sentence and the request's id; what went
 import hmac
 import json
 import re
-import sys
 import time
 import traceback
 import uuid
 from collections.abc import Iterable
-from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitreous.serve.logs import log
 from vitreous.serve.meters import Meters
 from vitreous.serve.settings import Refusal, Settings
 
@@ -118,16 +117,23 @@ class Guard:
         )
 
 
-def log(level: str, event: str, **facts: Any) -> None:
-    """Write one line of JSON to stderr."""
-    line = {"time": round(time.time(), 3), "level": level, "event": event, **facts}
-    sys.stderr.write(json.dumps(line) + "\n")
-
-
 def error_response(refusal: Refusal, request_id: str) -> Response:
     """Return a refusal as the JSON that every error has."""
+    return Response(_error_body(refusal, request_id), refusal.status, refusal.headers, "application/json")
+
+
+def error_parts(refusal: Refusal) -> tuple[list[tuple[str, str]], bytes]:
+    """Return the headers and the body of a refusal that no application sees."""
+    request_id = uuid.uuid4().hex
+    body = _error_body(refusal, request_id).encode()
+    headers = [(name.decode(), value.decode()) for name, value in HEADERS]
+    headers += [("x-request-id", request_id), *refusal.headers.items()]
+    return [*headers, ("content-type", "application/json"), ("content-length", str(len(body)))], body
+
+
+def _error_body(refusal: Refusal, request_id: str) -> str:
     body = {"error": refusal.code, "message": refusal.message, "request_id": request_id, **refusal.extra}
-    return Response(json.dumps(body), refusal.status, refusal.headers, "application/json")
+    return json.dumps(body)
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:

@@ -19,7 +19,7 @@ from vitreous.predict import Classifier, Prepared
 from vitreous.serve import bodies
 from vitreous.serve.admission import Admission
 from vitreous.serve.batcher import Batcher
-from vitreous.serve.guard import log
+from vitreous.serve.logs import log
 from vitreous.serve.meters import Meters
 from vitreous.serve.settings import NOT_READY, TOO_LATE, TOO_SLOW, UNREADABLE, Refusal, Settings, overloaded
 
@@ -67,7 +67,7 @@ class Service:
     ) -> AsyncIterator[list[bodies.Upload]]:
         """Let a request in, read its body, and hold its deadline until it is answered."""
         if not self.ready:
-            raise NOT_READY
+            raise NOT_READY.fresh()
         size = bodies.length(request, self.settings)
         if not self.admission.has_room(size) and (delay := self.admission.refusal_delay()):
             await asyncio.sleep(delay)
@@ -83,7 +83,7 @@ class Service:
                     late = TOO_LATE
                     yield uploads
             except TimeoutError:
-                raise late from None
+                raise late.fresh() from None
 
     async def inspect(self, function: Callable[[], Result]) -> Result:
         """Run something that looks inside the model, or refuse when many are doing so."""
@@ -122,7 +122,7 @@ class Service:
         try:
             return self.classifier.prepare(decode(data, channels, max_pixels=self.settings.max_pixels))
         except DataError:
-            raise UNREADABLE from None
+            raise UNREADABLE.fresh() from None
 
     def _compute(self, pictures: Sequence[Prepared]) -> Tensor:
         return self.classifier.probabilities(*self.classifier.collate(pictures))

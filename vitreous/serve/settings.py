@@ -25,6 +25,16 @@ class Settings:
     """Images computed at once at most; the warm-up finds how many pay on this device."""
     deadline: float = 10.0
     """Seconds from a request's first byte to its answer."""
+    max_head: int = 32 * 1024
+    """Bytes of a request's first line and headers together."""
+    head_seconds: float = 10.0
+    """Seconds from a connection, or the first byte of a request on it, to the end of the headers."""
+    idle_seconds: float = 30.0
+    """Seconds that a connection stays open between requests."""
+    connections: int = 2048
+    """Connections that are open at once; beyond that those go that wait for no answer."""
+    connections_each: int = 1024
+    """Connections that one address may have of these."""
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
     """Values of the Host header that are answered, without port; `*` answers all."""
     origins: tuple[str, ...] = ()
@@ -42,6 +52,11 @@ class Refusal(Exception):
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
         self.headers, self.extra = dict(headers or {}), extra
+
+    def fresh(self, **extra: Any) -> "Refusal":
+        """Return a copy to raise: one that is raised again and again would keep the frames of every time,
+        and the bodies of the requests in them."""
+        return Refusal(self.status, self.code, self.message, self.headers, **{**self.extra, **extra})
 
 
 def too_large(limit: int) -> Refusal:
