@@ -17,6 +17,8 @@ from starlette.testclient import TestClient
 from tests.serve_client import post
 from tests.serving import Running
 from vitreous.predict import Classifier
+from vitreous.serve import bodies, guard, service
+from vitreous.serve import settings as serve_settings
 from vitreous.serve.bodies import is_small, looks_like_image
 
 FIELD = b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--x--\r\n"
@@ -154,3 +156,13 @@ def test_a_body_that_does_not_come_is_given_up(process: Running) -> None:
         start_time = time.monotonic()
         assert sock.recv(65536).startswith(b"HTTP/1.1 408")
         assert 1.5 < time.monotonic() - start_time < 5
+
+
+def test_a_refusal_keeps_nothing_of_its_request(server: TestClient) -> None:
+    """An exception that is raised again keeps the frames of every time, and the bodies in them."""
+    for body, kind in ((b"hello", "image/png"), (b"\x89PNG\r\n\x1a\n??", "image/png"), (b"{}", "text/plain")):
+        assert post(server, body, kind).status_code in (415, 422)
+    for module in (bodies, guard, service, serve_settings):
+        for name, value in vars(module).items():
+            if isinstance(value, serve_settings.Refusal):
+                assert value.__traceback__ is None and value.__context__ is None, name

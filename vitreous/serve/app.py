@@ -133,7 +133,7 @@ def _state_routes(app: FastAPI, service: Service) -> None:
     async def readyz() -> Response:
         """Say whether the model is warm and requests are taken."""
         if not service.ready:
-            raise NOT_READY
+            raise NOT_READY.fresh()
         return _json({"status": "ready"})
 
     @app.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **answers.problems()})
@@ -178,8 +178,8 @@ def _image_routes(app: FastAPI, service: Service) -> None:
         refusals = [each for each in found if isinstance(each, Refusal)]
         if len(refusals) < len(found):
             return _json({"predictions": entries})
-        worst = NOT_AN_IMAGE if all(each is NOT_AN_IMAGE for each in refusals) else UNREADABLE
-        raise Refusal(worst.status, worst.code, worst.message, predictions=entries)
+        worst = NOT_AN_IMAGE if all(each.code == NOT_AN_IMAGE.code for each in refusals) else UNREADABLE
+        raise worst.fresh(predictions=entries)
 
     @app.post(
         "/preprocess",

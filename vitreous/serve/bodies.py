@@ -54,13 +54,13 @@ async def uploads(request: Request, settings: Settings) -> list[Upload]:
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     form = kind == b"multipart/form-data"
     if not form and not kind.startswith(b"image/") and kind.decode("latin-1") not in RAW:
-        raise WRONG_TYPE
+        raise WRONG_TYPE.fresh()
     body = await _body(request, settings)
     if not form:
         return [Upload(None, body)] if body else _none()
     boundary = options.get(b"boundary")
     if not boundary or len(boundary) > 200:
-        raise BAD_FORM
+        raise BAD_FORM.fresh()
     found = _Form(boundary, settings.max_images).parse(body)
     return found or _none()
 
@@ -82,12 +82,12 @@ def is_small(data: bytes) -> bool:
 def checked(data: bytes) -> bytes:
     """Return the bytes, or refuse what is no image."""
     if not looks_like_image(data):
-        raise NOT_AN_IMAGE
+        raise NOT_AN_IMAGE.fresh()
     return data
 
 
 def _none() -> list[Upload]:
-    raise EMPTY
+    raise EMPTY.fresh()
 
 
 async def _body(request: Request, settings: Settings) -> bytes:
@@ -129,7 +129,7 @@ class _Form:
             parser.write(body)
             parser.finalize()
         except FormParserError:
-            raise BAD_FORM from None
+            raise BAD_FORM.fresh() from None
         return self.found
 
     def _begin(self) -> None:
