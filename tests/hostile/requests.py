@@ -1,6 +1,9 @@
 """Requests that a server must survive, as bytes: heads without end, half-sent ones, forms of nothing."""
 
+import io
 from collections.abc import Iterator
+
+from PIL import Image
 
 BOUNDARY = b"edge"
 
@@ -46,3 +49,12 @@ def upgraded(body: bytes) -> bytes:
     """Return a request as `curl --http2` and Java's HttpClient send it: with a wish for HTTP/2."""
     wish = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2_Settings": "AAMAAABkAAQAoAAA"}
     return post(body, **wish)
+
+
+def many_scans(side: int, count: int) -> bytes:
+    """Return a progressive JPEG of few bytes that passes over all its pixels so many times."""
+    held = io.BytesIO()
+    Image.new("L", (side, side), 90).save(held, "JPEG", progressive=True)
+    data = held.getvalue()
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * count + data[-2:]

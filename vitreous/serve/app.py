@@ -21,7 +21,7 @@ from vitreous.inspection import position_similarity
 from vitreous.inspection.attention import unwrap
 from vitreous.models.vit import VisionTransformer
 from vitreous.predict import Classifier
-from vitreous.serve import answers, bodies
+from vitreous.serve import answers
 from vitreous.serve import attention as attention_rows
 from vitreous.serve.card import card
 from vitreous.serve.examples import examples
@@ -65,6 +65,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.open()
         warming = asyncio.create_task(service.warm())
         warming.add_done_callback(ended)
         yield
@@ -190,8 +191,7 @@ def _image_routes(app: FastAPI, service: Service) -> None:
     async def preprocess(request: Request) -> Response:
         """Return what the model sees of an image, as PNG: resized and cropped, not yet normalised."""
         async with service.request(request, images=1) as (upload,):
-            data = bodies.checked(upload.data)
-            seen = await asyncio.get_running_loop().run_in_executor(service.decoders, service.as_png, data)
+            seen = await service.as_png(upload)
         return Response(seen, media_type="image/png")
 
 
@@ -225,7 +225,7 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
         """
         number = layer % config.depth
         async with service.request(request, images=1) as (upload,):
-            images, mask = service.classifier.collate([await service.read(upload.data)])
+            images, mask = service.classifier.collate([await service.read(upload)])
             found = await service.inspect(lambda: attention_rows.links(model, images, mask, kind, number))
         if patch == "all":
             if head == "mean":
