@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
 
+from tests.hostile import requests
 from tests.serve_client import post
 from tests.serving import Running
 from vitreous.predict import Classifier
@@ -64,6 +65,15 @@ def test_pixels_are_limited_before_decoding(server: TestClient, digits: Classifi
 def test_too_many_images(server: TestClient, image: bytes) -> None:
     answer = server.post("/predict", files=[("image", (f"{row}.png", image)) for row in range(5)])
     assert (answer.status_code, answer.json()["error"]) == (413, "too_many")
+
+
+def test_a_form_of_fields_is_not_read_to_its_end(server: TestClient, image: bytes) -> None:
+    kind = "multipart/form-data; boundary=edge"
+    answer = post(server, requests.form_of_fields(90_000), kind)
+    assert (answer.status_code, answer.json()["error"]) == (413, "too_many")
+    few = requests.form_of_fields(1_000).removesuffix(b"--edge--\r\n")
+    file = b'--edge\r\nContent-Disposition: form-data; name=i; filename="a.png"\r\n\r\n' + image
+    assert post(server, few + file + b"\r\n--edge--\r\n", kind).status_code == 200
 
 
 @pytest.fixture(scope="module")

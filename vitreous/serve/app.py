@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from typing import Annotated, Any
 
@@ -89,13 +90,14 @@ def create_app(
         _attention_routes(app, service, unwrap(classifier.model))
     _page_routes(app, service)
     routes = {getattr(route, "path", "") for route in app.routes}
-    inner: ASGIApp = app
-    if settings.origins:
-        allowed = ["Authorization", "Content-Type", "X-Request-ID"]
-        inner = CORSMiddleware(
-            app, allow_origins=settings.origins, allow_methods=["GET", "POST"], allow_headers=allowed
-        )
-    return Guard(inner, settings, service.meters, routes)
+    share = partial(
+        CORSMiddleware,
+        allow_origins=settings.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
+        expose_headers=["X-Shape", "X-Request-ID", "Retry-After"],
+    )
+    return Guard(app, settings, service.meters, routes, *([share] if settings.origins else []))
 
 
 def _errors(app: FastAPI) -> None:
@@ -224,12 +226,13 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
         little-endian half floats; the header X-Shape has its shape (heads, tokens, tokens).
         """
         number = layer % config.depth
+        if head.isdecimal() and int(head) >= config.heads:
+            raise Refusal(422, "no_such_head", f"head must be mean, all, or 0 to {config.heads - 1}")
         async with service.request(request, images=1) as (upload,):
             images, mask = service.classifier.collate([await service.read(upload)])
             found = await service.inspect(lambda: attention_rows.links(model, images, mask, kind, number))
+        found = attention_rows.heads(found, kind, head)
         if patch == "all":
-            if head == "mean":
-                found = found.mean(0, keepdim=True)
             shape = ",".join(map(str, found.shape))
             return Response(
                 attention_rows.packed(found),
@@ -237,7 +240,7 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
                 media_type="application/octet-stream",
             )
         default = "class" if config.class_token else "mean"
-        rows = attention_rows.choose(found, config, "all" if kind == "rollout" else head, patch or default)
+        rows = attention_rows.choose(found, config, patch or default)
         return _json(
             {"kind": kind, "layer": number, "grid": config.grid, **attention_rows.maps(rows, config)}
         )

@@ -24,6 +24,8 @@ SIGNATURES = (
 COMPRESSED = (b"zTXt", b"iTXt", b"iCCP")
 SMALL_PIXELS = 128 * 128
 MAX_NAME = 255
+MAX_FIELDS = 64
+"""Parts of a form besides its images; they are passed over."""
 BAD_FORM = Refusal(422, "bad_form", "the multipart form can't be read")
 EMPTY = Refusal(422, "no_image", "the request has no image: send one as the body, or as files of a form")
 WRONG_TYPE = Refusal(
@@ -116,6 +118,7 @@ class _Form:
     found: list[Upload] = field(default_factory=list)
     header: bytes = b""
     value: bytes = b""
+    parts: int = 0
     headers: dict[bytes, bytes] = field(default_factory=dict)
     content: list[bytes] = field(default_factory=list)
 
@@ -140,6 +143,9 @@ class _Form:
         return self.found
 
     def _begin(self) -> None:
+        self.parts += 1
+        if self.parts > self.most + MAX_FIELDS:
+            raise Refusal(413, "too_many", f"the form has more than {self.most + MAX_FIELDS} parts")
         self.headers, self.content = {}, []
 
     def _field(self, data: bytes, start: int, end: int) -> None:
