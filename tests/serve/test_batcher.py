@@ -128,7 +128,7 @@ def test_who_gives_up_leaves_nothing_in_a_lane() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        del tasks, task, sent
+        tasks = sent = []
         await asyncio.sleep(0)
         gc.collect()
         left = sum(each() is not None for each in held)

@@ -53,19 +53,20 @@ def test_what_may_be_dear_is_not_cheap() -> None:
     large = encoded("JPEG", 2500, 2000)
     assert cost(large, LIMIT).work > CHEAP_WORK and not cost(large, LIMIT).cheap
     assert not cost(requests.many_scans(400, 4000), LIMIT).cheap
-    assert cost(requests.many_scans(400, 4000), 1_000_000).work == 4_000_000
+    assert cost(requests.many_scans(5000, 4000), LIMIT).work > 400 * LIMIT
     small = encoded("PNG", 8, 8)
     assert not cost(small[:33] + b"\0\0\0\0tEXt\0\0\0\0" * MAX_CHUNKS + small[33:], LIMIT).cheap
     comments = b"\xff\xfe\0\x02" * 100
     assert not cost(b"\xff\xd8" + comments + encoded("JPEG", 8, 8)[2:], LIMIT).cheap
     assert not cost(encoded("TIFF", 8, 8), LIMIT).cheap
+    assert cost(b"II*\0" + bytes(16 << 20), LIMIT).work == 1.5 * LIMIT, "of what is not known"
 
 
 @given(
     data=st.binary(max_size=200), start=st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b""])
 )
 def test_any_bytes_have_a_cost(data: bytes, start: bytes) -> None:
-    assert 0 <= cost(start + data, LIMIT).work <= 4 * LIMIT
+    assert cost(start + data, LIMIT).work >= 0
 
 
 def hostile(data: bytes, *given: Any, **named: Any) -> Any:

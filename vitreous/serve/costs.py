@@ -26,7 +26,7 @@ class Cost(NamedTuple):
 
 
 def cost(data: bytes, max_pixels: int) -> Cost:
-    """Return what an encoded picture will cost; no more than one of the most pixels that are allowed."""
+    """Return what an encoded picture will cost, of which no more than `max_pixels` are decoded."""
     known: float | None
     bounded = False
     if data[:3] == b"\xff\xd8\xff":
@@ -36,9 +36,8 @@ def cost(data: bytes, max_pixels: int) -> Cost:
     else:
         known = _other(data)
     if known is None:
-        known, bounded = UNKNOWN_PIXELS_PER_BYTE * len(data), False
-    cheap = bounded and known <= CHEAP_WORK and len(data) <= CHEAP_BYTES
-    return Cost(min(known, max(FACTORS.values()) * max_pixels), cheap)
+        return Cost(FACTORS["tiff"] * min(max_pixels, UNKNOWN_PIXELS_PER_BYTE * len(data)), False)
+    return Cost(known, bounded and known <= CHEAP_WORK and len(data) <= CHEAP_BYTES)
 
 
 def _jpeg(data: bytes) -> tuple[float | None, bool]:
