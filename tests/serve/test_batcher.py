@@ -125,8 +125,7 @@ def test_who_gives_up_leaves_nothing_in_a_lane() -> None:
         held = [weakref.ref(each) for each in sent]
         tasks = [asyncio.create_task(lane.run(0, len, each)) for each in sent]
         await asyncio.sleep(0.01)
-        for task in tasks:
-            task.cancel()
+        all(task.cancel() for task in tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
         tasks = sent = []
         await asyncio.sleep(0)
