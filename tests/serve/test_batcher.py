@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -89,6 +90,22 @@ def test_admission_follows_the_machine() -> None:
     assert counted.has_room(1)
     counted.waiting["first"] = time.perf_counter() - 4.0
     assert not counted.has_room(1) and counted.backlog_seconds >= 4.0
+
+
+def test_one_sender_leaves_room_for_others() -> None:
+    """Bodies that trickle in hold their places for the whole deadline: one address has half at most."""
+    counted = Admission(Settings(queue=8, queue_bytes=800))
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(counted.receiving("slow", 10))
+        with pytest.raises(Refusal, match="busy"):
+            stack.enter_context(counted.receiving("slow", 10))
+        stack.enter_context(counted.receiving("other", 350))
+        with pytest.raises(Refusal, match="busy"):
+            stack.enter_context(counted.receiving("other", 100))
+    assert not counted.senders
+    with counted.receiving("one", 800):
+        pass
 
 
 def test_decoding_is_counted_in_its_own_lane() -> None:

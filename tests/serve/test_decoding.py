@@ -139,3 +139,14 @@ def test_a_form_that_takes_too_long_is_refused_at_once(digits: Classifier, image
         answer = made.post("/predict", files=[("image", (f"{n}.jpg", large)) for n in range(32)])
         assert (answer.status_code, answer.json()["error"]) == (413, "too_much")
         assert post(made, image).status_code == 200
+
+
+def test_what_libtiff_says_is_logged_as_json(digits: Classifier, capfd: pytest.CaptureFixture[str]) -> None:
+    whole = bytearray(encoded("TIFF", 64, 64, compression="tiff_lzw"))
+    place = whole.index(b"\x11\x01")  # StripOffsets: far behind the end of the file
+    whole[place + 8 : place + 12] = (1 << 30).to_bytes(4, "little")
+    with client(digits) as made:
+        wait_until_ready(made)
+        assert post(made, bytes(whole)).json()["error"] == "unreadable_image"
+    for line in capfd.readouterr().err.splitlines():
+        json.loads(line)

@@ -29,6 +29,8 @@ class Admission:
         self.seconds_per_image = 0.0
         self.waiting: dict[object, float] = {}
         """When each image that waits for the model began to, the first one first."""
+        self.senders: dict[str, tuple[int, int]] = {}
+        """Requests and bytes that are still arriving, by address."""
         self.refusals, self.second = 0.0, 0.0
 
     def refusal_delay(self) -> float:
@@ -69,6 +71,20 @@ class Admission:
             yield reservation
         finally:
             reservation.release()
+
+    @contextmanager
+    def receiving(self, address: str, size: int) -> Iterator[None]:
+        """Count a body while it arrives; refuse it where its address has half of all places already."""
+        count, held = self.senders.get(address, (0, 0))
+        if count and (2 * count >= self.settings.queue or 2 * (held + size) > self.settings.queue_bytes):
+            raise overloaded(self.settings.deadline)
+        self.senders[address] = count + 1, held + size
+        try:
+            yield
+        finally:
+            count, held = self.senders.pop(address)
+            if count > 1:
+                self.senders[address] = count - 1, held - size
 
 
 class Hold:

@@ -105,7 +105,8 @@ class Connection(HttpToolsProtocol):
             if name not in NOT_CARRIED_ON:
                 lines.append(name + b": " + value)
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        if hasattr(self.parser, "set_dangerous_leniencies"):  # as uvicorn does, from httptools 0.6.3 on
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._feed(memoryview(b"\r\n".join(lines) + b"\r\n\r\n" + rest))
 
     def on_message_begin(self) -> None:

@@ -21,6 +21,7 @@ from vitreous.serve import bodies
 from vitreous.serve.admission import Admission, Reservation
 from vitreous.serve.batcher import Batcher
 from vitreous.serve.costs import cost
+from vitreous.serve.crowd import neighbourhood
 from vitreous.serve.lanes import Lane
 from vitreous.serve.logs import log
 from vitreous.serve.meters import Meters
@@ -96,7 +97,9 @@ class Service:
             late = TOO_SLOW
             try:
                 async with asyncio.timeout(self.settings.deadline):
-                    uploads = await bodies.uploads(request, self.settings)
+                    address = neighbourhood(request.client.host if request.client else "")
+                    with self.admission.receiving(address, size):
+                        uploads = await bodies.uploads(request, self.settings)
                     if images is not None and len(uploads) > images:
                         raise Refusal(422, "too_many", f"send {images} image")
                     if len(uploads) > 1:
