@@ -5,9 +5,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import httpx
 import torch
@@ -15,6 +16,7 @@ import torch
 from tests.forks import FORKS, say_into
 from vitreous import cli
 from vitreous.predict import Classifier
+from vitreous.serve import start
 
 
 @dataclass
@@ -42,15 +44,17 @@ class Running:
 
 
 @contextmanager
-def running(checkpoint: Path, folder: Path, *flags: str, seconds: float = 0.0) -> Iterator[Running]:
+def running(
+    checkpoint: Path, folder: Path, *flags: str, seconds: float = 0.0, **changes: Any
+) -> Iterator[Running]:
     """Serve a checkpoint, learn the port from the line that is printed, and end the server at the end.
 
-    Its model takes so many `seconds` longer for each image.
+    Its model takes so many `seconds` longer for each image; `changes` are settings that have no flag.
     """
     log = folder / "server.log"
     log.touch()
     arguments = ["serve", str(checkpoint), "--port", "0", *flags]
-    process = FORKS.Process(target=_serve, args=(arguments, log, seconds))
+    process = FORKS.Process(target=_serve, args=(arguments, log, seconds, changes))
     process.start()
     try:
         server = Running(process, _port(process, log), log)
@@ -61,8 +65,10 @@ def running(checkpoint: Path, folder: Path, *flags: str, seconds: float = 0.0) -
         process.join()
 
 
-def _serve(arguments: list[str], log: Path, seconds: float) -> None:
+def _serve(arguments: list[str], log: Path, seconds: float, changes: dict[str, Any]) -> None:
     say_into(log)
+    given = start.settings
+    start.settings = lambda **flags: replace(given(**flags), **changes)
     torch.set_num_threads(1)
     original = Classifier.probabilities
 

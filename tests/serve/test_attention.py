@@ -30,12 +30,28 @@ def test_attention_is_the_models_own(server: TestClient, digits: Classifier, fil
     whole = post(server, image, path="/attention?layer=1&head=all&patch=all")
     shape = tuple(map(int, whole.headers["X-Shape"].split(",")))
     np.testing.assert_allclose(np.frombuffer(whole.content, "<f2").reshape(shape), maps[1], atol=1e-3)
+    third = post(server, image, path="/attention?layer=1&head=2&patch=all")
+    assert third.headers["X-Shape"] == "1,17,17"
+    np.testing.assert_allclose(np.frombuffer(third.content, "<f2").reshape(17, 17), maps[1, 2], atol=1e-3)
     links = [(layer.mean(0) + np.eye(17)) / 2 for layer in maps.numpy()]
     rolled = post(server, image, path="/attention?kind=rollout").json()
     np.testing.assert_allclose(np.ravel(rolled["maps"]), (links[1] @ links[0])[0, 1:], atol=2e-6)
 
 
-@pytest.mark.parametrize("query", ["layer=2", "layer=x", "head=4", "head=-1", "patch=16", "kind=magic"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "layer=2",
+        "layer=x",
+        "head=4",
+        "head=-1",
+        "patch=16",
+        "kind=magic",
+        "head=99&patch=all",
+        "head=4&patch=all",
+        "head=99&kind=rollout",
+    ],
+)
 def test_attention_out_of_range(server: TestClient, image: bytes, query: str) -> None:
     assert post(server, image, path=f"/attention?{query}").status_code == 422
 

@@ -1,8 +1,12 @@
 """Admission and batches: what is refused, how many refusals are slowed, that every worker answers rightly."""
 
 import asyncio
+import gc
+import threading
 import time
+import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from vitreous.predict import Prepared
 from vitreous.serve import admission
 from vitreous.serve.admission import Admission
 from vitreous.serve.batcher import Batcher
+from vitreous.serve.lanes import Lane
 from vitreous.serve.settings import Refusal, Settings
 
 
@@ -60,14 +65,96 @@ def test_a_turn_of_the_loop_computes_all_that_waits() -> None:
 def test_admission_counts_with_the_measured_pace() -> None:
     counted = Admission(Settings(deadline=10.0, queue=1000))
     counted.seconds_per_image = 0.1
-    entries = [counted.admit(1) for _ in range(61)]
+    entries = [counted.admit(1) for _ in range(31)]
     for entry in entries:
         entry.__enter__()
-    assert counted.backlog_seconds == pytest.approx(6.1)
+    assert counted.backlog_seconds == pytest.approx(3.1)
     with pytest.raises(Refusal, match="busy"):
         counted.admit(1).__enter__()
     entries[0].__exit__(None, None, None)
-    assert counted.images == 60
+    assert counted.images == 30
+
+
+def test_admission_follows_the_machine() -> None:
+    """A busy neighbour, and its end, are known after about a second; a wait that is seen counts at once."""
+    counted = Admission(Settings(deadline=10.0))
+    counted.seconds_per_image = 0.01
+    for _ in range(4):
+        counted.computed(8, 0.5)
+    assert 0.05 < counted.seconds_per_image < 0.0626
+    counted.computed(1, 60.0)  # a standstill
+    assert counted.seconds_per_image > 50
+    for _ in range(100):
+        counted.computed(1, 0.01)
+    assert counted.seconds_per_image < 0.02
+    assert counted.has_room(1)
+    counted.waiting["first"] = time.perf_counter() - 4.0
+    assert not counted.has_room(1) and counted.backlog_seconds >= 4.0
+
+
+def test_one_sender_leaves_room_for_others() -> None:
+    """Bodies that trickle in hold their places for the whole deadline: one address has half at most."""
+    counted = Admission(Settings(queue=8, queue_bytes=800))
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(counted.receiving("slow", 10))
+        with pytest.raises(Refusal, match="busy"):
+            stack.enter_context(counted.receiving("slow", 10))
+        stack.enter_context(counted.receiving("other", 350))
+        with pytest.raises(Refusal, match="busy"):
+            stack.enter_context(counted.receiving("other", 100))
+    assert not counted.senders
+    with counted.receiving("one", 800):
+        pass
+
+
+def test_decoding_is_counted_in_its_own_lane() -> None:
+    counted, cheap, dear = Admission(Settings(deadline=10.0)), Lane("cheap", 2), Lane("dear", 2)
+    second = 1 / dear.pace
+    with counted.admit(1) as first, counted.admit(1) as other:
+        holds = first.decode(dear, [second] * 5 + [100 * second])  # no picture counts more than it may take
+        assert dear.seconds == pytest.approx(5.0)
+        with pytest.raises(Refusal, match="busy"):
+            other.decode(dear, [second])
+        other.decode(cheap, [second])
+        for hold in holds[:3]:
+            hold.release()
+            hold.release()
+        assert dear.seconds == pytest.approx(3.5)
+        with pytest.raises(Refusal, match="fewer at once"):
+            other.decode(dear, [second] * 13)
+    assert dear.work == cheap.work == pytest.approx(0.0)
+    for lane in (cheap, dear):
+        lane.close()
+
+
+class Body(bytearray):
+    """A body that can be watched."""
+
+
+def test_who_gives_up_leaves_nothing_in_a_lane() -> None:
+    gate = threading.Event()
+
+    async def run() -> int:
+        lane = Lane("test", 1)
+        first = asyncio.create_task(lane.run(0, gate.wait, 20))
+        sent = [Body(8) for _ in range(50)]
+        held = [weakref.ref(each) for each in sent]
+        tasks = [asyncio.create_task(lane.run(0, len, each)) for each in sent]
+        await asyncio.sleep(0.01)
+        all(task.cancel() for task in tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = sent = []
+        await asyncio.sleep(0)
+        gc.collect()
+        left = sum(each() is not None for each in held)
+        gate.set()
+        await first
+        assert await lane.run(0, int, "7") == 7
+        lane.close()
+        return left
+
+    assert asyncio.run(run()) == 0
 
 
 def test_only_very_many_refusals_are_slowed(monkeypatch: pytest.MonkeyPatch) -> None:

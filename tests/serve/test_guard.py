@@ -31,9 +31,36 @@ def test_hosts_origins_and_token(digits: Classifier, image: bytes) -> None:
         assert post(made, image, Origin="http://testserver", **known).status_code == 200
         friend = post(made, image, Origin="https://friend.example", **known)
         assert friend.headers["Access-Control-Allow-Origin"] == "https://friend.example"
+        refused = post(made, image, Origin="https://friend.example")
+        assert (refused.status_code, refused.json()["error"]) == (401, "no_token")
+        assert refused.headers["Access-Control-Allow-Origin"] == "https://friend.example"
+        assert refused.headers["WWW-Authenticate"] == "Bearer"
+        whole = post(made, image, path="/attention?patch=all", Origin="https://friend.example", **known)
+        assert "X-Shape" in whole.headers["Access-Control-Expose-Headers"]
+        asked = {"Origin": "https://friend.example", "Access-Control-Request-Method": "POST"}
+        assert made.options("/predict", headers=asked).status_code == 200
+        assert made.options("/predict", headers={**asked, "Host": "evil.example"}).status_code == 400
+        for scheme in ("bearer", "BEARER", "Bearer "):
+            assert made.get("/model", headers={"Authorization": f"{scheme} {TOKEN}"}).status_code == 200
+        for wrong in (f"Basic {TOKEN}", TOKEN, f"Bearer{TOKEN}", "Bearer", f"Bearer {TOKEN} more"):
+            assert made.get("/model", headers={"Authorization": wrong}).status_code == 401
     with client(digits) as made:
         answer = made.get("/healthz", headers={"Origin": "https://friend.example"})
         assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "null", "", "//", "http://testserver.evil"])
+def test_origins_that_are_none(digits: Classifier, image: bytes, origin: str) -> None:
+    with client(digits) as made:
+        wait_until_ready(made)
+        assert post(made, image, Origin=origin).json()["error"] == "wrong_origin"
+
+
+def test_two_hosts_are_none(digits: Classifier) -> None:
+    with client(digits) as made:
+        given = [("Host", "testserver"), ("Host", "testserver")]
+        answer = made.get("/healthz", headers=given)
+        assert (answer.status_code, answer.json()["error"]) == (400, "wrong_host")
 
 
 def test_headers_ids_and_errors_tell_nothing(

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
 
+from tests.hostile import requests
 from tests.serve_client import post
 from tests.serving import Running
 from vitreous.predict import Classifier
+from vitreous.serve import bodies, guard, service
+from vitreous.serve import settings as serve_settings
 from vitreous.serve.bodies import is_small, looks_like_image
 
 FIELD = b"--x\r\nContent-Disposition: form-data; name=a\r\n\r\n1\r\n--x--\r\n"
@@ -62,6 +65,15 @@ def test_pixels_are_limited_before_decoding(server: TestClient, digits: Classifi
 def test_too_many_images(server: TestClient, image: bytes) -> None:
     answer = server.post("/predict", files=[("image", (f"{row}.png", image)) for row in range(5)])
     assert (answer.status_code, answer.json()["error"]) == (413, "too_many")
+
+
+def test_a_form_of_fields_is_not_read_to_its_end(server: TestClient, image: bytes) -> None:
+    kind = "multipart/form-data; boundary=edge"
+    answer = post(server, requests.form_of_fields(90_000), kind)
+    assert (answer.status_code, answer.json()["error"]) == (413, "too_many")
+    few = requests.form_of_fields(1_000).removesuffix(b"--edge--\r\n")
+    file = b'--edge\r\nContent-Disposition: form-data; name=i; filename="a.png"\r\n\r\n' + image
+    assert post(server, few + file + b"\r\n--edge--\r\n", kind).status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +166,13 @@ def test_a_body_that_does_not_come_is_given_up(process: Running) -> None:
         start_time = time.monotonic()
         assert sock.recv(65536).startswith(b"HTTP/1.1 408")
         assert 1.5 < time.monotonic() - start_time < 5
+
+
+def test_a_refusal_keeps_nothing_of_its_request(server: TestClient) -> None:
+    """An exception that is raised again keeps the frames of every time, and the bodies in them."""
+    for body, kind in ((b"hello", "image/png"), (b"\x89PNG\r\n\x1a\n??", "image/png"), (b"{}", "text/plain")):
+        assert post(server, body, kind).status_code in (415, 422)
+    for module in (bodies, guard, service, serve_settings):
+        for name, value in vars(module).items():
+            if isinstance(value, serve_settings.Refusal):
+                assert value.__traceback__ is None and value.__context__ is None, name

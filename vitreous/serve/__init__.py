@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 from vitreous.errors import MissingDependencyError
 
-for _package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
+for _package in ("fastapi", "uvicorn", "httptools", "prometheus_client", "python_multipart"):
     if find_spec(_package) is None:
         raise MissingDependencyError(
             f"vitreous serve needs the package {_package}: pip install 'vitreous[serve]'"

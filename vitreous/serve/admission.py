@@ -1,16 +1,21 @@
 """Which requests are let in: as many as can be answered in time, in no more memory than is allowed.
 
-Knows how many images are in progress and how long one takes; computes nothing.
+Knows how many images are in progress, what decoding them costs and how long one takes; computes nothing.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vitreous.serve.settings import Settings, overloaded
+from vitreous.serve.lanes import Lane
+from vitreous.serve.settings import TOO_MUCH, Settings, overloaded
 
-HEADROOM = 0.6
-"""Requests are let in while the work before them takes this share of the deadline at most."""
+HEADROOM = 0.3
+"""Requests are let in while the work before them takes this share of the deadline at most: if the machine
+gets three times slower meanwhile, they are still answered in time."""
+TOGETHER = 0.6
+"""The share of the deadline that decoding may take, of the images of a request and of those before it."""
 MANY_REFUSALS = 500
 """Refusals per second that are sent at once; of more, each waits a little (see `refusal_delay`)."""
 
@@ -22,6 +27,10 @@ class Admission:
         self.settings = settings
         self.images = self.bytes = 0
         self.seconds_per_image = 0.0
+        self.waiting: dict[object, float] = {}
+        """When each image that waits for the model began to, the first one first."""
+        self.senders: dict[str, tuple[int, int]] = {}
+        """Requests and bytes that are still arriving, by address."""
         self.refusals, self.second = 0.0, 0.0
 
     def refusal_delay(self) -> float:
@@ -36,8 +45,16 @@ class Admission:
 
     @property
     def backlog_seconds(self) -> float:
-        """Seconds until all images in progress are done."""
-        return self.images * self.seconds_per_image
+        """Seconds until all images in progress are done; at least what the first of them has waited."""
+        first = next(iter(self.waiting.values()), None)
+        waited = 0.0 if first is None else time.perf_counter() - first
+        return max(waited, self.images * self.seconds_per_image)
+
+    def computed(self, images: int, seconds: float) -> None:
+        """Learn how long images have taken, so that the pace is that of the last second, or of the last ten
+        batches: after a standstill it must not take long to be trusted again."""
+        share = max(0.1, 1 - math.exp(-seconds))
+        self.seconds_per_image += share * (seconds / images - self.seconds_per_image)
 
     def has_room(self, size: int, images: int = 1) -> bool:
         """Return whether so many more images, of so many bytes, can be answered in time."""
@@ -55,12 +72,40 @@ class Admission:
         finally:
             reservation.release()
 
+    @contextmanager
+    def receiving(self, address: str, size: int) -> Iterator[None]:
+        """Count a body while it arrives; refuse it where its address has half of all places already."""
+        count, held = self.senders.get(address, (0, 0))
+        if count and (2 * count >= self.settings.queue or 2 * (held + size) > self.settings.queue_bytes):
+            raise overloaded(self.settings.deadline)
+        self.senders[address] = count + 1, held + size
+        try:
+            yield
+        finally:
+            count, held = self.senders.pop(address)
+            if count > 1:
+                self.senders[address] = count - 1, held - size
+
+
+class Hold:
+    """The work that one image holds of a lane until it is decoded, or given up."""
+
+    def __init__(self, lane: Lane, work: float) -> None:
+        self.lane, self.work, self.held = lane, work, work
+        lane.work += work
+
+    def release(self) -> None:
+        """Give it back; once."""
+        self.lane.work -= self.held
+        self.held = 0.0
+
 
 class Reservation:
-    """The images and bytes that one request holds."""
+    """The images and bytes that one request holds, and the work of decoding them."""
 
     def __init__(self, admission: Admission) -> None:
         self.admission, self.images, self.bytes = admission, 0, 0
+        self.holds: list[Hold] = []
 
     def add(self, images: int, size: int) -> None:
         """Hold more, or refuse the request."""
@@ -70,8 +115,25 @@ class Reservation:
         admission.images, admission.bytes = admission.images + images, admission.bytes + size
         self.images, self.bytes = self.images + images, self.bytes + size
 
+    def decode(self, lane: Lane, works: list[float]) -> list[Hold]:
+        """Hold the work of some images in a lane, or refuse the request."""
+        settings = self.admission.settings
+        longest = settings.decode_seconds / lane.pace  # more is never done for one image
+        works = [min(work, longest) for work in works]
+        own, before = sum(works) * lane.pace / lane.threads, lane.seconds
+        if len(works) > 1 and own > TOGETHER * settings.deadline:
+            raise TOO_MUCH.fresh()
+        busy = before > HEADROOM * settings.deadline
+        if busy or (before > 0 and before + own > TOGETHER * settings.deadline):
+            raise overloaded(before)
+        made = [Hold(lane, work) for work in works]
+        self.holds += made
+        return made
+
     def release(self) -> None:
         """Give back what the request holds."""
         self.admission.images -= self.images
         self.admission.bytes -= self.bytes
         self.images = self.bytes = 0
+        for hold in self.holds:
+            hold.release()

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from vitreous.inspection import position_similarity
 from vitreous.inspection.attention import unwrap
 from vitreous.models.vit import VisionTransformer
 from vitreous.predict import Classifier
-from vitreous.serve import answers, bodies
+from vitreous.serve import answers
 from vitreous.serve import attention as attention_rows
 from vitreous.serve.card import card
 from vitreous.serve.examples import examples
@@ -65,6 +66,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.open()
         warming = asyncio.create_task(service.warm())
         warming.add_done_callback(ended)
         yield
@@ -88,13 +90,14 @@ def create_app(
         _attention_routes(app, service, unwrap(classifier.model))
     _page_routes(app, service)
     routes = {getattr(route, "path", "") for route in app.routes}
-    inner: ASGIApp = app
-    if settings.origins:
-        allowed = ["Authorization", "Content-Type", "X-Request-ID"]
-        inner = CORSMiddleware(
-            app, allow_origins=settings.origins, allow_methods=["GET", "POST"], allow_headers=allowed
-        )
-    return Guard(inner, settings, service.meters, routes)
+    share = partial(
+        CORSMiddleware,
+        allow_origins=settings.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
+        expose_headers=["X-Shape", "X-Request-ID", "Retry-After"],
+    )
+    return Guard(app, settings, service.meters, routes, *([share] if settings.origins else []))
 
 
 def _errors(app: FastAPI) -> None:
@@ -133,7 +136,7 @@ def _state_routes(app: FastAPI, service: Service) -> None:
     async def readyz() -> Response:
         """Say whether the model is warm and requests are taken."""
         if not service.ready:
-            raise NOT_READY
+            raise NOT_READY.fresh()
         return _json({"status": "ready"})
 
     @app.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **answers.problems()})
@@ -178,8 +181,8 @@ def _image_routes(app: FastAPI, service: Service) -> None:
         refusals = [each for each in found if isinstance(each, Refusal)]
         if len(refusals) < len(found):
             return _json({"predictions": entries})
-        worst = NOT_AN_IMAGE if all(each is NOT_AN_IMAGE for each in refusals) else UNREADABLE
-        raise Refusal(worst.status, worst.code, worst.message, predictions=entries)
+        worst = NOT_AN_IMAGE if all(each.code == NOT_AN_IMAGE.code for each in refusals) else UNREADABLE
+        raise worst.fresh(predictions=entries)
 
     @app.post(
         "/preprocess",
@@ -190,8 +193,7 @@ def _image_routes(app: FastAPI, service: Service) -> None:
     async def preprocess(request: Request) -> Response:
         """Return what the model sees of an image, as PNG: resized and cropped, not yet normalised."""
         async with service.request(request, images=1) as (upload,):
-            data = bodies.checked(upload.data)
-            seen = await asyncio.get_running_loop().run_in_executor(service.decoders, service.as_png, data)
+            seen = await service.as_png(upload)
         return Response(seen, media_type="image/png")
 
 
@@ -224,12 +226,13 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
         little-endian half floats; the header X-Shape has its shape (heads, tokens, tokens).
         """
         number = layer % config.depth
+        if head.isdecimal() and int(head) >= config.heads:
+            raise Refusal(422, "no_such_head", f"head must be mean, all, or 0 to {config.heads - 1}")
         async with service.request(request, images=1) as (upload,):
-            images, mask = service.classifier.collate([await service.read(upload.data)])
+            images, mask = service.classifier.collate([await service.read(upload)])
             found = await service.inspect(lambda: attention_rows.links(model, images, mask, kind, number))
+        found = attention_rows.heads(found, kind, head)
         if patch == "all":
-            if head == "mean":
-                found = found.mean(0, keepdim=True)
             shape = ",".join(map(str, found.shape))
             return Response(
                 attention_rows.packed(found),
@@ -237,7 +240,7 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
                 media_type="application/octet-stream",
             )
         default = "class" if config.class_token else "mean"
-        rows = attention_rows.choose(found, config, "all" if kind == "rollout" else head, patch or default)
+        rows = attention_rows.choose(found, config, patch or default)
         return _json(
             {"kind": kind, "layer": number, "grid": config.grid, **attention_rows.maps(rows, config)}
         )

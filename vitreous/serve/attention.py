@@ -31,14 +31,15 @@ def links(model: VisionTransformer, images: Tensor, mask: Tensor | None, kind: K
     raise AssertionError("the layer was checked against the depth")
 
 
-def choose(found: Tensor, config: ViTConfig, head: str, patch: str) -> Tensor:
-    """Return the rows (heads, N) that are asked for: `mean`, `all` or a head; `class`, `mean` or a patch."""
-    if head == "mean":
-        found = found.mean(0, keepdim=True)
-    elif head != "all":
-        if int(head) >= len(found):
-            raise Refusal(422, "no_such_head", f"head must be mean, all, or 0 to {len(found) - 1}")
-        found = found[int(head)][None]
+def heads(found: Tensor, kind: Kind, head: str) -> Tensor:
+    """Return the heads that are asked for: `mean`, `all` or one; a rollout has gone through all of them."""
+    if kind == "rollout" or head == "all":
+        return found
+    return found.mean(0, keepdim=True) if head == "mean" else found[int(head)][None]
+
+
+def choose(found: Tensor, config: ViTConfig, patch: str) -> Tensor:
+    """Return the rows (heads, N) that are asked for: `class`, `mean` or a patch."""
     if patch == "class":
         if not config.class_token:
             raise Refusal(

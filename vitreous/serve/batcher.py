@@ -36,7 +36,7 @@ class Job:
 
     picture: Prepared
     arrived: float
-    """When its request had been read whole."""
+    """When it had been decoded."""
     answer: "asyncio.Future[list[float]]"
 
 
@@ -169,9 +169,8 @@ class Batcher:
         self.observe(len(jobs))
         # Time since the last answers, or since this batch arrived if nothing was waiting: the real pace.
         now = time.perf_counter()
-        each = (now - max(self.last, jobs[0].arrived)) / len(jobs)
+        self.admission.computed(len(jobs), now - max(self.last, jobs[0].arrived))
         self.last = now
-        self.admission.seconds_per_image += 0.1 * (each - self.admission.seconds_per_image)
         for index, job in enumerate(jobs):
             if job.answer.done():
                 continue

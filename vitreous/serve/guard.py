@@ -6,18 +6,17 @@ Error bodies have a fixed word, a fixed sentence and the request's id; what went
 import hmac
 import json
 import re
-import sys
 import time
 import traceback
 import uuid
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitreous.serve.logs import log
 from vitreous.serve.meters import Meters
 from vitreous.serve.settings import Refusal, Settings
 
@@ -47,8 +46,17 @@ FAILED = Refusal(500, "internal", "the server failed on this request; its log ha
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, meters: Meters, routes: Iterable[str]) -> None:
-        self.app, self.settings, self.meters = app, settings, meters
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        meters: Meters,
+        routes: Iterable[str],
+        share: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    ) -> None:
+        self.app, self.settings, self.meters = share(app), settings, meters
+        self.share = share
+        """Lets pages of other sites see answers, errors too, if they may (CORS)."""
         self.routes = frozenset(routes)
         self.hosts = frozenset(host.lower() for host in settings.hosts)
 
@@ -74,7 +82,7 @@ class Guard:
         problem = None
         try:
             refusal = self._refusal(scope, headers)
-            await (error_response(refusal, request_id) if refusal else self.app)(scope, receive, send_guarded)
+            await self._answering(refusal, request_id)(scope, receive, send_guarded)
         except ClientDisconnect:
             status = 499  # the client is gone; nginx's status for that
         except Exception:
@@ -86,15 +94,23 @@ class Guard:
         self.meters.answered(path if path in self.routes else "other", status, seconds)
         self._log(scope, request_id, status, seconds, problem)
 
+    def _answering(self, refusal: Refusal | None, request_id: str) -> ASGIApp:
+        if refusal is None:
+            return self.app
+        response = error_response(refusal, request_id)
+        return self.share(response) if refusal is NO_TOKEN else response
+
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refusal | None:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if "*" not in self.hosts and _without_port(host) not in self.hosts:
             return WRONG_HOST
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            return WRONG_HOST  # who stands before this server may have looked at the other one
         origin = headers.get(b"origin")
         if origin is not None and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             given = origin.decode("latin-1").lower()
             if (
-                urlsplit(given).netloc != host
+                _host_of(given) != host
                 and given not in self.settings.origins
                 and "*" not in self.settings.origins
             ):
@@ -102,8 +118,9 @@ class Guard:
         token, path = self.settings.token, scope["path"]
         if token is None or path in OPEN or path.startswith(PAGE) or scope["method"] == "OPTIONS":
             return None
-        wanted = f"Bearer {token}".encode()
-        return None if hmac.compare_digest(headers.get(b"authorization", b""), wanted) else NO_TOKEN
+        scheme, _, shown = headers.get(b"authorization", b"").partition(b" ")
+        known = hmac.compare_digest(shown.strip(b" "), token.encode())
+        return None if known and scheme.lower() == b"bearer" else NO_TOKEN
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float, problem: str | None) -> None:
         log(
@@ -118,21 +135,35 @@ class Guard:
         )
 
 
-def log(level: str, event: str, **facts: Any) -> None:
-    """Write one line of JSON to stderr."""
-    line = {"time": round(time.time(), 3), "level": level, "event": event, **facts}
-    sys.stderr.write(json.dumps(line) + "\n")
-
-
 def error_response(refusal: Refusal, request_id: str) -> Response:
     """Return a refusal as the JSON that every error has."""
+    return Response(_error_body(refusal, request_id), refusal.status, refusal.headers, "application/json")
+
+
+def error_parts(refusal: Refusal) -> tuple[list[tuple[str, str]], bytes]:
+    """Return the headers and the body of a refusal that no application sees."""
+    request_id = uuid.uuid4().hex
+    body = _error_body(refusal, request_id).encode()
+    headers = [(name.decode(), value.decode()) for name, value in HEADERS]
+    headers += [("x-request-id", request_id), *refusal.headers.items()]
+    return [*headers, ("content-type", "application/json"), ("content-length", str(len(body)))], body
+
+
+def _error_body(refusal: Refusal, request_id: str) -> str:
     body = {"error": refusal.code, "message": refusal.message, "request_id": request_id, **refusal.extra}
-    return Response(json.dumps(body), refusal.status, refusal.headers, "application/json")
+    return json.dumps(body)
 
 
 def _request_id(headers: dict[bytes, bytes]) -> str:
     given = headers.get(b"x-request-id", b"")
     return given.decode() if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _host_of(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
 
 
 def _without_port(host: str) -> str:

@@ -2,9 +2,9 @@
 
 import asyncio
 import io
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -14,14 +14,27 @@ from starlette.requests import Request
 from torch import Tensor
 
 from vitreous.data.decode import decode
+from vitreous.data.guarded import TooCostly, Workers
 from vitreous.errors import DataError
 from vitreous.predict import Classifier, Prepared
 from vitreous.serve import bodies
-from vitreous.serve.admission import Admission
+from vitreous.serve.admission import Admission, Reservation
 from vitreous.serve.batcher import Batcher
-from vitreous.serve.guard import log
+from vitreous.serve.costs import cost
+from vitreous.serve.crowd import neighbourhood
+from vitreous.serve.lanes import Lane
+from vitreous.serve.logs import log
 from vitreous.serve.meters import Meters
-from vitreous.serve.settings import NOT_READY, TOO_LATE, TOO_SLOW, UNREADABLE, Refusal, Settings, overloaded
+from vitreous.serve.settings import (
+    NOT_READY,
+    TOO_COSTLY,
+    TOO_LATE,
+    TOO_SLOW,
+    UNREADABLE,
+    Refusal,
+    Settings,
+    overloaded,
+)
 
 Result = TypeVar("Result")
 DECODERS = 2
@@ -37,8 +50,14 @@ class Service:
         self.meters, self.admission = Meters(), Admission(settings)
         self.meters.inside.set_function(lambda: self.admission.images)
         self.batcher = Batcher(self._compute, self.admission, self.meters.batches.observe)
-        self.decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decode")
+        self.cheap, self.dear = Lane("decode", DECODERS), Lane("guard", DECODERS)
+        self.workers: Workers | None = None
         self.ready, self.inspections = False, 0
+
+    def open(self) -> None:
+        """Start what pictures that may be dear are decoded in; before there are threads."""
+        if hasattr(os, "fork"):
+            self.workers = Workers(self._arrays, self.settings.decode_memory)
 
     async def warm(self) -> None:
         """Measure the model, then take requests."""
@@ -59,7 +78,10 @@ class Service:
         self.ready = False
         if self.batcher.loop is not None:
             self.batcher.stop()
-        self.decoders.shutdown()
+        if self.workers is not None:
+            self.workers.close()
+        self.dear.close()
+        self.cheap.close()
 
     @asynccontextmanager
     async def request(
@@ -67,7 +89,7 @@ class Service:
     ) -> AsyncIterator[list[bodies.Upload]]:
         """Let a request in, read its body, and hold its deadline until it is answered."""
         if not self.ready:
-            raise NOT_READY
+            raise NOT_READY.fresh()
         size = bodies.length(request, self.settings)
         if not self.admission.has_room(size) and (delay := self.admission.refusal_delay()):
             await asyncio.sleep(delay)
@@ -75,15 +97,18 @@ class Service:
             late = TOO_SLOW
             try:
                 async with asyncio.timeout(self.settings.deadline):
-                    uploads = await bodies.uploads(request, self.settings)
+                    address = neighbourhood(request.client.host if request.client else "")
+                    with self.admission.receiving(address, size):
+                        uploads = await bodies.uploads(request, self.settings)
                     if images is not None and len(uploads) > images:
                         raise Refusal(422, "too_many", f"send {images} image")
                     if len(uploads) > 1:
                         reservation.add(len(uploads) - 1, 0)
+                    self._hold(uploads, reservation)
                     late = TOO_LATE
                     yield uploads
             except TimeoutError:
-                raise late from None
+                raise late.fresh() from None
 
     async def inspect(self, function: Callable[[], Result]) -> Result:
         """Run something that looks inside the model, or refuse when many are doing so."""
@@ -95,34 +120,82 @@ class Service:
         finally:
             self.inspections -= 1
 
-    async def read(self, data: bytes) -> Prepared:
-        """Return what the model sees; tiny images are decoded here, others in a thread."""
-        bodies.checked(data)
-        if bodies.is_small(data):
+    def _hold(self, uploads: Sequence[bodies.Upload], reservation: Reservation) -> None:
+        """Reserve the decoders' time for those that take some, or refuse the request."""
+        lanes: dict[Lane, list[tuple[bodies.Upload, float]]] = {self.cheap: [], self.dear: []}
+        for upload in uploads:
+            if bodies.is_small(upload.data) or not bodies.looks_like_image(upload.data):
+                continue
+            work, cheap = cost(upload.data, self.settings.max_pixels)
+            lanes[self.cheap if cheap else self.dear].append((upload, work))
+        for lane, some in lanes.items():
+            if some:
+                for (upload, _), hold in zip(
+                    some, reservation.decode(lane, [w for _, w in some]), strict=True
+                ):
+                    upload.hold = hold
+
+    async def read(self, upload: bodies.Upload) -> Prepared:
+        """Return what the model sees; tiny images are decoded here, others in a thread, dear ones in a
+        process."""
+        data, hold = bodies.checked(upload.data), upload.hold
+        if hold is None:
             return self.prepare(data)
-        return await asyncio.get_running_loop().run_in_executor(self.decoders, self.prepare, data)
+        try:
+            way = self.prepare if hold.lane is self.cheap else self._prepare_guarded
+            return await hold.lane.run(hold.work, way, data)
+        finally:
+            hold.release()
 
     async def answer(self, upload: bodies.Upload, top: int) -> dict[str, Any]:
         """Return the prediction for one image."""
-        arrived = time.perf_counter()
-        row = await self.batcher.submit(await self.read(upload.data), arrived)
+        prepared, place, waiting = await self.read(upload), object(), self.admission.waiting
+        waiting[place] = arrived = time.perf_counter()
+        try:
+            row = await self.batcher.submit(prepared, arrived)
+        finally:
+            del waiting[place]
         best = sorted(range(len(row)), key=row.__getitem__, reverse=True)[:top]
         return self.classifier.prediction(row, best, upload.file).to_dict()
 
-    def as_png(self, data: bytes) -> bytes:
+    async def as_png(self, upload: bodies.Upload) -> bytes:
         """Return the pixels that the model sees, as PNG."""
-        pixels = self.prepare(data).pixels
-        held = io.BytesIO()
-        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(held, "PNG")
-        return held.getvalue()
+        prepared = await self.read(upload)
+        return await self.cheap.run(0, _png, prepared.pixels)
 
     def prepare(self, data: bytes) -> Prepared:
         """Decode an image of no more pixels than are allowed, and fit it to the model's size."""
-        channels = self.classifier.preprocess.preprocessing.channels
         try:
-            return self.classifier.prepare(decode(data, channels, max_pixels=self.settings.max_pixels))
+            return self._prepared(data)
         except DataError:
-            raise UNREADABLE from None
+            raise UNREADABLE.fresh() from None
+
+    def _prepare_guarded(self, data: bytes) -> Prepared:
+        if self.workers is None:
+            return self.prepare(data)
+        try:
+            arrays, said = self.workers.run(data, self.settings.decode_seconds)
+        except TooCostly as error:
+            log("warning", "too_costly", message=str(error))
+            raise TOO_COSTLY.fresh() from None
+        except DataError:
+            raise UNREADABLE.fresh() from None
+        if said:
+            log("warning", "library", logger="decoder", message=said)
+        return Prepared(arrays[0], arrays[1] if len(arrays) > 1 else None)
+
+    def _arrays(self, data: bytes) -> list[np.ndarray]:
+        return [each for each in self._prepared(data) if each is not None]
+
+    def _prepared(self, data: bytes) -> Prepared:
+        channels = self.classifier.preprocess.preprocessing.channels
+        return self.classifier.prepare(decode(data, channels, max_pixels=self.settings.max_pixels))
 
     def _compute(self, pictures: Sequence[Prepared]) -> Tensor:
         return self.classifier.probabilities(*self.classifier.collate(pictures))
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    held = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(held, "PNG")
+    return held.getvalue()

@@ -25,12 +25,34 @@ class Settings:
     """Images computed at once at most; the warm-up finds how many pay on this device."""
     deadline: float = 10.0
     """Seconds from a request's first byte to its answer."""
+    max_head: int = 32 * 1024
+    """Bytes of a request's first line and headers together."""
+    head_seconds: float = 10.0
+    """Seconds from a connection, or the first byte of a request on it, to the end of the headers."""
+    idle_seconds: float = 30.0
+    """Seconds that a connection stays open between requests."""
+    decode_share: float = 0.5
+    """Share of the deadline that one picture may take in its decoder, which is ended then."""
+    connections: int = 2048
+    """Connections that are open at once; beyond that those go that wait for no answer."""
+    connections_each: int = 1024
+    """Connections that one address may have of these."""
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
     """Values of the Host header that are answered, without port; `*` answers all."""
     origins: tuple[str, ...] = ()
     """Other sites whose pages may use the server (CORS)."""
     token: str | None = field(default=None, repr=False)
     """Where set, requests must carry `Authorization: Bearer TOKEN`."""
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds that decoding one picture may take."""
+        return self.decode_share * self.deadline
+
+    @property
+    def decode_memory(self) -> int:
+        """Bytes that decoding one picture may take: its pixels in several forms at once, and libraries."""
+        return 256 * MEBIBYTE + 40 * self.max_pixels
 
 
 class Refusal(Exception):
@@ -42,6 +64,11 @@ class Refusal(Exception):
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
         self.headers, self.extra = dict(headers or {}), extra
+
+    def fresh(self, **extra: Any) -> "Refusal":
+        """Return a copy to raise: one that is raised again and again would keep the frames of every time,
+        and the bodies of the requests in them."""
+        return Refusal(self.status, self.code, self.message, self.headers, **{**self.extra, **extra})
 
 
 def too_large(limit: int) -> Refusal:
@@ -61,6 +88,12 @@ TOO_LATE = Refusal(504, "too_late", "the deadline passed before the answer was r
 TOO_SLOW = Refusal(408, "too_slow", "the request did not arrive in time", {"Connection": "close"})
 NOT_AN_IMAGE = Refusal(
     415, "not_an_image", "no image of a known format was sent: JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF"
+)
+TOO_COSTLY = Refusal(
+    422, "too_costly", "decoding the image takes too much time or memory: save it again, or smaller"
+)
+TOO_MUCH = Refusal(
+    413, "too_much", "the images of this request can't be decoded in time together: send fewer at once"
 )
 UNREADABLE = Refusal(
     422,

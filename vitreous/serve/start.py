@@ -1,6 +1,7 @@
 """Running the server: its socket, its signals, and the one line that says where it is."""
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -12,12 +13,40 @@ import uvicorn
 from vitreous import console
 from vitreous.errors import VitreousError
 from vitreous.predict import Classifier
+from vitreous.serve import logs
 from vitreous.serve.app import create_app
+from vitreous.serve.crowd import Crowd, room_for
+from vitreous.serve.protocol import Connection
 from vitreous.serve.settings import MEBIBYTE, Settings
 
 SWITCH_SECONDS = 0.0005
 """How long a thread may keep the interpreter's lock: at 5 ms the model would wait for the event loop."""
 BACKLOG = 2048
+PARTING_SECONDS = 1.0
+"""How long clients that keep their connections may still ask after SIGTERM; each answer says that it ends."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which also looks at the clock for every connection, and parts from them in peace."""
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close the connections whose time is over; called ten times a second."""
+        now = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            connection.check(now)  # type: ignore[union-attr]
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, tell those that are open with their next answer, then end."""
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PARTING_SECONDS
+        for connection in self.server_state.connections:
+            connection.finish()  # type: ignore[union-attr]
+        while self.server_state.connections and loop.time() < until and not self.force_exit:
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
 
 
 def serve(classifier: Classifier, name: str, host: str, port: int, settings: Settings) -> None:
@@ -30,14 +59,16 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
         failures.append(error)
         server.should_exit = True
 
+    crowd = Crowd(room_for(settings.connections), settings.connections_each)
     config = uvicorn.Config(
         create_app(classifier, name, settings, give_up),
+        http=functools.partial(Connection, crowd, settings),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_keep_alive=30,
+        timeout_keep_alive=int(settings.idle_seconds) + 1,  # the connection's own clock is the exact one
         timeout_graceful_shutdown=int(settings.deadline) + 1,
         ws="none",
     )
@@ -53,7 +84,8 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
             console.warn("anybody who reaches it can use it: set a token with --token-file")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # uvicorn raises it again when all is done: we exit with 0
-    server = uvicorn.Server(config)
+    logs.take_over()
+    server = Server(config)
     # asyncio's own loop: uvloop is a tenth faster, but of a thousand clients it served a hundred and kept the
     # others waiting for seconds, where they should be answered or refused.
     asyncio.run(server.serve(sockets=[listener]))

@@ -1,0 +1,101 @@
+"""The connections that are open: how many in all, how many from each address, and which of them only wait.
+
+A newcomer to a full house takes the place of whoever has waited longest without a request; a connection whose
+request is being answered is never given up for it.
+"""
+
+import ipaddress
+import sys
+from dataclasses import dataclass, field
+from typing import Protocol
+
+RESERVED_FILES = 200
+"""Descriptors that are kept for everything that is no connection: the model, libraries, decoders, the log."""
+
+
+class Member(Protocol):
+    """What the crowd knows of a connection."""
+
+    address: str
+
+    def give_way(self) -> None:
+        """Close, without an answer."""
+
+
+@dataclass
+class Neighbours:
+    """The connections from one address."""
+
+    count: int = 0
+    waiting: dict[Member, None] = field(default_factory=dict)
+    """Those without a request under way, the one that has waited longest first."""
+
+
+class Crowd:
+    """Counts connections and makes room. Event loop only."""
+
+    def __init__(self, most: int, most_each: int) -> None:
+        self.most, self.most_each = most, most_each
+        self.count = 0
+        self.addresses: dict[str, Neighbours] = {}
+
+    def enter(self, member: Member) -> bool:
+        """Count a connection in; say whether there is room for it, made from those that wait if need be."""
+        own = self.addresses.setdefault(member.address, Neighbours())
+        crowded = None
+        if own.count >= self.most_each:
+            crowded = own
+        elif self.count >= self.most:
+            crowded = max(self.addresses.values(), key=lambda each: len(each.waiting))
+        own.count, self.count = own.count + 1, self.count + 1
+        if crowded is None:
+            return True
+        longest = next(iter(crowded.waiting), None)
+        if longest is None:
+            return False
+        del crowded.waiting[longest]
+        longest.give_way()
+        return True
+
+    def leave(self, member: Member) -> None:
+        """Count a connection out."""
+        own = self.addresses[member.address]
+        own.waiting.pop(member, None)
+        own.count, self.count = own.count - 1, self.count - 1
+        if not own.count:
+            del self.addresses[member.address]
+
+    def waits(self, member: Member) -> None:
+        """Note that a connection has no request under way."""
+        self.addresses[member.address].waiting[member] = None
+
+    def works(self, member: Member) -> None:
+        """Note that a connection's request is being answered."""
+        self.addresses[member.address].waiting.pop(member, None)
+
+
+def neighbourhood(host: str) -> str:
+    """Return the address that connections are counted under: one customer has a whole IPv6 network (/64)."""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.IPv6Network((address, 64), strict=False))
+
+
+def room_for(connections: int) -> int:
+    """Raise the limit of open files if need be; return how many of the wanted connections it allows."""
+    if sys.platform == "win32":
+        return connections
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + RESERVED_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return connections if soft == resource.RLIM_INFINITY else max(8, min(connections, soft - RESERVED_FILES))

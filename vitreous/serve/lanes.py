@@ -1,0 +1,57 @@
+"""Where pictures are decoded: so many at a time, each lane by itself, so that the dear ones hold up no other.
+
+Who gives up while waiting takes its bytes along; a lane knows how much work is before it and how fast it is.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+Result = TypeVar("Result")
+Given = ParamSpec("Given")
+UNIT_SECONDS = 20e-9
+"""What a unit of work (see `costs`) takes until it has been measured here."""
+SLOWEST, FASTEST = 16.0, 0.25
+"""How far the measured pace may be from that: a picture that lies about its cost must not shut others out."""
+TELLING_WORK = 250_000
+"""Smaller pictures say nothing about the pace: what they take is not their pixels."""
+
+
+class Lane:
+    """Some threads, the work that waits for them, and their pace. Event loop only."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.threads, self.work, self.pace = threads, 0.0, UNIT_SECONDS
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self.free = asyncio.Semaphore(threads)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until all that is held is done."""
+        return self.work * self.pace / self.threads
+
+    async def run(
+        self, work: float, function: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
+    ) -> Result:
+        """Run a function in a thread as soon as one is free; its work is measured if it comes to an end."""
+        await self.free.acquire()
+        loop, start = asyncio.get_running_loop(), time.perf_counter()
+        future = self.pool.submit(function, *args, **named)
+        # The thread is free when it has ended, which may be after its request has been given up
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.free.release))
+        result = await asyncio.wrap_future(future)
+        self._measured(work, time.perf_counter() - start)
+        return result
+
+    def _measured(self, work: float, seconds: float) -> None:
+        if work < TELLING_WORK:
+            return
+        pace = min(SLOWEST, max(FASTEST, seconds / work / UNIT_SECONDS)) * UNIT_SECONDS
+        self.pace += max(0.1, 1 - math.exp(-seconds)) * (pace - self.pace)  # of the last second or so
+
+    def close(self) -> None:
+        """Wait for the threads."""
+        self.pool.shutdown()
