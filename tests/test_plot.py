@@ -21,6 +21,8 @@ DEPTH = np.linspace(0, 1, 5)
 
 FIGURES: dict[str, Callable[..., Figure]] = {
     "filters": lambda **o: plot.filters(RANDOM.random((9, 4, 4, 3)), "patch embedding", **o),
+    "filters of one pixel": lambda **o: plot.filters(RANDOM.random((3, 1, 1, 3)), "patch embedding", **o),
+    "gray filters of one pixel": lambda **o: plot.filters(RANDOM.random((1, 1, 1, 1)), "root", **o),
     "gray filters": lambda **o: plot.filters(RANDOM.random((28, 7, 7, 1)), "root", **o),
     "positions": lambda **o: plot.positions(RANDOM.random((3, 20, 3, 20)), "learned positions", **o),
     "by layer": lambda **o: plot.by_layer(

@@ -43,7 +43,8 @@ def filters(tiles: np.ndarray, about: str) -> Figure:
         _bare(axes)
         if i < len(tiles):
             axes.spines[:].set(visible=True, alpha=0.3)  # a white tile ends on white paper too
-            axes.imshow(tiles[i].squeeze(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            tile = tiles[i][..., 0] if tiles.shape[-1] == 1 else tiles[i]
+            axes.imshow(tile, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)  # type: ignore[union-attr]
     return figure
 
