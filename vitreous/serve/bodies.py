@@ -21,7 +21,6 @@ SIGNATURES = (
     b"MM\0*",
     b"II+\0",
 )
-COMPRESSED = (b"zTXt", b"iTXt", b"iCCP")
 SMALL_PIXELS = 128 * 128
 MAX_NAME = 255
 MAX_FIELDS = 64
@@ -83,7 +82,7 @@ def is_small(data: bytes) -> bool:
     and no compressed text, which may be a thousand times as much."""
     if len(data) > 1 << 16 or data[:8] != SIGNATURES[1] or data[12:16] != b"IHDR":
         return False
-    if any(name in data for name in COMPRESSED):
+    if b"zTXt" in data or b"iTXt" in data or b"iCCP" in data:
         return False
     return int.from_bytes(data[16:20]) * int.from_bytes(data[20:24]) <= SMALL_PIXELS
 

@@ -104,7 +104,7 @@ class Guard:
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if "*" not in self.hosts and _without_port(host) not in self.hosts:
             return WRONG_HOST
-        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+        if [name for name, _ in scope["headers"]].count(b"host") > 1:
             return WRONG_HOST  # who stands before this server may have looked at the other one
         origin = headers.get(b"origin")
         if origin is not None and scope["method"] not in ("GET", "HEAD", "OPTIONS"):

@@ -118,18 +118,17 @@ class Connection(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Count what a request's first line takes."""
-        self._count(len(url))
+        self.head_bytes += len(url)
+        if self.head_bytes > self.settings.max_head:
+            raise HEADERS_TOO_LARGE.fresh()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count what a header takes; `: ` and the end of its line too."""
-        self._count(len(name) + len(value) + 4)
-        super().on_header(name, value)
-
-    def _count(self, size: int) -> None:
-        self.head_bytes += size
+        self.head_bytes += len(name) + len(value) + 4
         if self.head_bytes > self.settings.max_head:
             raise HEADERS_TOO_LARGE.fresh()  # the parser stops
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start a request, and the clock for its body."""

@@ -122,6 +122,8 @@ class Service:
 
     def _hold(self, uploads: Sequence[bodies.Upload], reservation: Reservation) -> None:
         """Reserve the decoders' time for those that take some, or refuse the request."""
+        if len(uploads) == 1 and bodies.is_small(uploads[0].data):
+            return
         lanes: dict[Lane, list[tuple[bodies.Upload, float]]] = {self.cheap: [], self.dear: []}
         for upload in uploads:
             if bodies.is_small(upload.data) or not bodies.looks_like_image(upload.data):
