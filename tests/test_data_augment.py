@@ -1,4 +1,5 @@
-"""The evaluation transform equals timm's and Hugging Face's; crops and presets follow their sources."""
+"""The evaluation transform equals timm's, and Hugging Face's where no odd margin is cropped; crops and
+presets follow their sources."""
 
 import math
 from typing import Any

@@ -330,3 +330,10 @@ def test_a_large_folder_is_not_held_in_memory(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(inputs, "SORTED_UP_TO", 3)
     found = [item.file for item in inputs.find([str(folder)])]
     assert len(found) == len(set(found)) == 13
+
+
+def test_weights_that_are_no_numbers_are_no_answer(classifier: Classifier, picture: Path) -> None:
+    with torch.no_grad():
+        classifier.model.head.weight[0, 0] = float("nan")
+    with pytest.raises(ModelError, match="the model's answer is not a number"):
+        classifier.predict([picture])

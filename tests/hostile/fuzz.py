@@ -129,7 +129,8 @@ def sent(port: int, data: bytes, seconds: float) -> int | None:
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
         try:
             connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
+            if not select.select([connection], [], [], 1.0)[0]:  # a whole request may take longer to answer
+                connection.shutdown(socket.SHUT_WR)
             answer = connection.recv(64)
         except (BrokenPipeError, ConnectionResetError):
             return None

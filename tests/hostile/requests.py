@@ -1,9 +1,12 @@
 """Requests that a server must survive, as bytes: heads without end, half-sent ones, forms of nothing."""
 
 import io
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 
 from PIL import Image
+
+from tests.hostile import pictures
 
 BOUNDARY = b"edge"
 
@@ -58,3 +61,74 @@ def many_scans(side: int, count: int) -> bytes:
     data = held.getvalue()
     last = data.rindex(b"\xff\xda")
     return data[:last] + data[last:-2] * count + data[-2:]
+
+
+def _picture(chance: random.Random) -> bytes:
+    return post(chance.choice(list(pictures.MAKERS.values()))(chance))
+
+
+def _small() -> bytes:
+    held = io.BytesIO()
+    Image.new("L", (8, 8), 90).save(held, "PNG")
+    return held.getvalue()
+
+
+def _damaged(chance: random.Random) -> bytes:
+    data = bytearray(post(_small(), chance.choice(["/predict", "/attention?head=1", "/predict?top=3"])))
+    for _ in range(chance.randint(1, 12)):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    return bytes(data[: chance.choice([len(data), chance.randrange(len(data))])])
+
+
+def _odd_headers(chance: random.Random) -> bytes:
+    names = [
+        "Origin",
+        "Authorization",
+        "Content_Type",
+        "Transfer_Encoding",
+        "Expect",
+        "Accept",
+        "Range",
+        "Upgrade",
+    ]
+    values = [
+        "http://[",
+        "bearer",
+        "Bearer \x7f",
+        "chunked, chunked",
+        "100-continue",
+        "*/*;q=NaN",
+        "bytes=9-1",
+        "h2c",
+    ]
+    given = {name: chance.choice(values) for name in chance.sample(names, chance.randint(1, 4))}
+    length = chance.choice([len(_small()), -1, 10**18, 0])
+    return post(_small(), **{"Content_Length": length, **given})
+
+
+def _form(chance: random.Random) -> bytes:
+    kind = chance.choice(
+        ["multipart/form-data; boundary=edge", "multipart/form-data; boundary=", "multipart/x"]
+    )
+    return post(form_of_fields(chance.randrange(1 << 21)), Content_Type=kind)
+
+
+def _chunks(chance: random.Random) -> bytes:
+    sizes = [b"1", b"-1", b"fffffffffffffffff", b"0;x=" + b"y" * 70_000, b"g", b""]
+    parts = b"".join(chance.choice(sizes) + b"\r\nx\r\n" for _ in range(chance.randint(1, 50)))
+    return head(Content_Type="image/png", Transfer_Encoding="chunked") + parts
+
+
+MAKERS: dict[str, Callable[[random.Random], bytes]] = {
+    "hostile picture": _picture,
+    "damaged request": _damaged,
+    "odd headers": _odd_headers,
+    "head without end": lambda chance: b"".join(
+        endless_head(chance.randint(1, 40), one=chance.random() < 0.5)
+    ),
+    "trailer without end": lambda chance: b"".join(endless_trailer(chance.randint(1, 40))),
+    "form": _form,
+    "chunks": _chunks,
+    "upgrade": lambda chance: upgraded(_small()[: chance.randrange(200)]),
+    "noise": lambda chance: chance.randbytes(chance.randrange(1, 5000)),
+}

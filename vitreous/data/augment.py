@@ -197,7 +197,11 @@ def _scale_and_shift(
 
 
 class EvaluationTransform:
-    """From a decoded image to the model's input, without any randomness; equals timm's and Hugging Face's."""
+    """From a decoded image to the model's input, without any randomness.
+
+    Equals timm's and torchvision's, by Pillow. Hugging Face's too, but where an odd margin is cropped its crop
+    may lie one pixel further up or left (docs/weights.md).
+    """
 
     def __init__(self, preprocessing: Preprocessing, patch_size: tuple[int, int] = (16, 16)) -> None:
         self.preprocessing, self.patch_size = preprocessing, patch_size

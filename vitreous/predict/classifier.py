@@ -151,7 +151,12 @@ class Classifier:
     def probabilities(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return calibrated probabilities (B, K) of a batch, on the CPU; `mask` is False for padding."""
         mask = None if mask is None else mask.to(self.device)
-        return self.calibrated(self.model(images.to(self.device), mask)).cpu()
+        found = self.calibrated(self.model(images.to(self.device), mask)).cpu()
+        if not found.isfinite().all():
+            raise ModelError(
+                "the model's answer is not a number: its weights hold inf or NaN, or overflow; load others"
+            )
+        return found
 
     def name(self, probabilities: Tensor, files: Sequence[str | None], *, top: int = 5) -> list[Prediction]:
         """Turn probabilities (B, K) into predictions: the best classes by name, or an abstention."""
