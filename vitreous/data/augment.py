@@ -199,8 +199,8 @@ def _scale_and_shift(
 class EvaluationTransform:
     """From a decoded image to the model's input, without any randomness.
 
-    Equals timm's and torchvision's, by Pillow. Hugging Face's too, but where an odd margin is cropped its crop
-    may lie one pixel further up or left (docs/weights.md).
+    Equals timm's and torchvision's, by Pillow. Hugging Face's too, but where an odd margin is cropped its
+    crop may lie one pixel further up or left (docs/weights.md).
     """
 
     def __init__(self, preprocessing: Preprocessing, patch_size: tuple[int, int] = (16, 16)) -> None:
