@@ -1,5 +1,6 @@
 """What the tests share: seeded randomness, and models with every parameter drawn at random."""
 
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the modules that have slow tests, so that at the end no worker waits for the other."""
     slow = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.nodeid.partition("::")[0] not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Let Python's search for garbage pass over what was imported: a million objects that stay."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries look for leaks of theirs at the end
 
 
 @pytest.fixture(autouse=True)
