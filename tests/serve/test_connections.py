@@ -33,15 +33,20 @@ def connect(server: Running) -> socket.socket:
     return socket.create_connection(("127.0.0.1", server.port), timeout=SOON)
 
 
-def answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
-    """Read until the server closes; return status, headers and body of the first answer."""
+def received(sock: socket.socket) -> bytes:
+    """Read until the server closes."""
     held = b""
     try:
         while piece := sock.recv(65536):
             held += piece
     except ConnectionResetError:
         pass
-    first, _, body = held.partition(b"\r\n\r\n")
+    return held
+
+
+def answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Read until the server closes; return status, headers and body of the first answer."""
+    first, _, body = received(sock).partition(b"\r\n\r\n")
     lines = first.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines[1:])
     return int(lines[0].split()[1]), headers, body
@@ -204,13 +209,7 @@ def test_requests_sent_ahead_are_answered_in_order_and_limited(strict: Running) 
         assert held.index(b"HTTP/1.1 200") < held.index(b"HTTP/1.1 404")
     with connect(strict) as sock:
         sock.sendall(requests.head("/healthz", "GET") * 2000)
-        held = b""
-        try:
-            while piece := sock.recv(65536):
-                held += piece
-        except ConnectionResetError:
-            pass
-        assert held.count(b"HTTP/1.1 200") < 100
+        assert received(sock).count(b"HTTP/1.1 200") < 100
 
 
 def test_sigterm_parts_in_peace(checkpoint: Path, image: bytes, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Letters: B batch, K classes, N patches, (h, w) the student's grid, T the teacher
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
@@ -118,12 +117,6 @@ class Teacher:
         return pooled.clone(), maps.clone()
 
 
-@dataclass(frozen=True)
-class _Widths:
-    vector: int
-    place: int
-
-
 class Answers(Supervised):
     """Tell the class as the labels and the teacher do, who sees the very same crop.
 
@@ -191,9 +184,8 @@ class Features(Objective):
     def __init__(self, model: Model, teacher: Teacher, *, distance: Distance = "cosine") -> None:
         super().__init__()
         self.model, self.teacher, self.distance = model, teacher, distance
-        ours, theirs = _widths(model), _widths(teacher.model)
-        self.to_vector = nn.Linear(ours.vector, theirs.vector)
-        self.to_places = nn.Linear(ours.place, theirs.place)
+        widths = zip(_widths(model), _widths(teacher.model), strict=True)
+        self.to_vector, self.to_places = (nn.Linear(ours, theirs) for ours, theirs in widths)
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         vector, maps = self.teacher.features(batch.images)
@@ -215,11 +207,11 @@ class Features(Objective):
         return F.smooth_l1_loss(ours, F.layer_norm(theirs, theirs.shape[-1:]), reduction="none").mean(-1)
 
 
-def _widths(model: Model) -> _Widths:
+def _widths(model: Model) -> tuple[int, int]:
     """Return the length of a model's pooled vector, and of its features at a place."""
     config = model.config
     with torch.no_grad():
         weight = next(model.parameters())
         image = torch.zeros(1, config.in_channels, *config.image_size, device=weight.device)
         features = model.eval().forward_features(image)
-        return _Widths(model.pool(features).shape[1], model.feature_maps(features).shape[1])
+        return model.pool(features).shape[1], model.feature_maps(features).shape[1]
