@@ -1,5 +1,6 @@
 """The Vision Transformer: its equations, every switch alone and in combination, and what it refuses."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from torch.nn import functional as F
 
 from tests.conftest import randomize
 from vitreous.errors import ModelError
-from vitreous.models import cost
+from vitreous.inspection.distance import attention_distance
+from vitreous.models import cost, zoo
 from vitreous.models.architecture import ResNetConfig, ViTConfig
+from vitreous.models.positions import sincos2d
 from vitreous.models.vit import VisionTransformer
 
 TINY: dict[str, Any] = {
@@ -287,6 +290,37 @@ def test_initialisation_is_the_papers() -> None:
     assert model.patch_embed.proj.weight.std().item() == pytest.approx((3 * 16 * 16) ** -0.5, rel=0.01)
     assert 0 < model.blocks[0].mlp.fc1.bias.std() < 2e-6
     assert not model.blocks[0].attn.proj.bias.any()
+
+
+def test_a_mimetic_start_attends_to_what_is_like_and_near() -> None:
+    """Equations of arXiv 2305.09828, and what they are for: less far from each patch than at random."""
+    config = ViTConfig(image_size=64, patch_size=8, width=96, depth=2, heads=3, mlp_width=192, num_classes=5)
+    torch.manual_seed(0)
+    model, usual = zoo.build(config, "mimetic"), zoo.build(config)
+    query, key, value = model.blocks[1].attn.qkv.weight.chunk(3)
+    for head in range(3):
+        rows = slice(32 * head, 32 * (head + 1))
+        product = query[rows].mT @ key[rows]
+        assert torch.linalg.matrix_rank(product, rtol=1e-4) == 32
+        projected = 0.7 * 32 / 96  # of 0.7 I onto any 32 directions; the stretched ones have more
+        assert projected < product.diagonal().mean() < 2 * projected
+    output = model.blocks[1].attn.proj.weight @ value
+    assert output.diagonal().mean().item() == pytest.approx(-0.4, abs=0.02)
+    rest = output + 0.4 * torch.eye(96)
+    assert rest.std().item() == pytest.approx(0.4 / 96**0.5, rel=0.05)
+    torch.testing.assert_close(model.pos_embed[0, 1:], sincos2d((8, 8), 96))
+    assert model.pos_embed[0, 0].std() < 0.1 and not model.head.weight.any()
+    x = torch.randn(4, 3, 64, 64)
+    distances = [attention_distance(each, x).mean() for each in (model, usual)]
+    assert distances[0] < 0.7 * distances[1]
+
+
+def test_a_mimetic_start_suits_every_kind_of_vit() -> None:
+    for changes in ({"positions": "rope"}, {"positions": "learned2d"}, {"frames": 4, "tubelet": 2}):
+        model = zoo.build(replace(tiny(**changes).config, num_classes=3), "mimetic")
+        assert torch.isfinite(model(inputs(model))).all()
+    with torch.device("meta"):
+        assert zoo.build(tiny().config, "mimetic").pos_embed.is_meta
 
 
 def test_dropout_and_stochastic_depth_act_in_training_only() -> None:

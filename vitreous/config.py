@@ -20,6 +20,7 @@ Balance = Literal["none", "loss", "sampler"]
 Fit = Literal["cover", "pad", "stretch"]
 Compile = Literal["none", "blocks", "whole"]
 Loss = Literal["softmax", "sigmoid"]
+Initialization = Literal["paper", "mimetic"]
 Layout = Literal["vitreous", "timm", "hf", "google", "torchvision"]
 
 NOT_GIVEN: dict[str, Any] = {"auto": False}
@@ -154,6 +155,9 @@ class TrainConfig:
     """Height and width of a patch; one number: a square."""
     drop_path: float | None = None
     """Stochastic depth of the last block."""
+    initialization: Initialization | None = None
+    """How a ViT starts that is trained from scratch; mimetic: attention to what is like and near, as in
+    pre-trained models (arXiv 2305.09828)."""
     epochs: int | None = None
     """Passes over the training images."""
     time_budget: str | None = field(default=None, metadata=NOT_GIVEN)
@@ -428,7 +432,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("model", "match", "init", "tune", "recipe", "method", "split", "image_size"),
         *("epochs", "time_budget", "batch_size", "lr", "out", "seed", "device"),
     ),
-    "model": ("patch_size", "drop_path", "keep_head", "heads", "layer", "pooling"),
+    "model": ("patch_size", "drop_path", "initialization", "keep_head", "heads", "layer", "pooling"),
     "data and augmentation": (
         *("data_root", "train_limit", "balance", "augment", "resize", "crop_scale", "crop_ratio", "flip"),
         *(

@@ -14,7 +14,7 @@ from vitreous.data.augment import resolve
 from vitreous.errors import ModelError, OptionError
 from vitreous.models import zoo
 from vitreous.models.architecture import ResNetConfig, ViTConfig
-from vitreous.training.defaults import Facts, choose
+from vitreous.training.defaults import Facts, Pretrained, choose
 from vitreous.training.plan import Plan, seconds
 
 DIGITS = Facts(
@@ -32,6 +32,7 @@ def vit(plan: Plan) -> ViTConfig:
 def test_every_choice_has_its_reason() -> None:
     plan = choose(TrainConfig(), DIGITS)
     named = {"model", "image_size", "patch_size", "batch_size", "epochs", "lr", "weight_decay", "ema"}
+    named |= {"initialization"}
     assert named | {"loss", "label_smoothing", "augment", "precision"} == plan.reasons.keys()
     assert all(plan.reasons.values())
     assert vit(plan).num_classes == 10 and vit(plan).in_channels == 1
@@ -96,13 +97,15 @@ def test_hardware_and_data_matter() -> None:
     photos = vit(choose(TrainConfig(), PHOTOS))
     assert photos.patch_size == (16, 16) and max(photos.image_size) <= 224
     wide = vit(choose(TrainConfig(), replace(CIFAR, size=(28, 40))))
-    assert wide.image_size == (28, 40)
+    assert wide.image_size == (40, 60)
+    assert vit(choose(TrainConfig(time_budget="1m"), replace(CIFAR, size=(28, 40)))).image_size == (28, 40)
 
 
 @pytest.mark.parametrize(
     ("side", "patch", "on_cpu", "on_gpu"),
     [
-        *[(7, 1, 7, 7), (8, 2, 8, 8), (23, 2, 24, 24), (24, 4, 24, 24), (47, 4, 48, 48), (48, 8, 48, 48)],
+        *[(7, 1, 7, 7), (8, 2, 8, 8), (23, 2, 24, 24), (24, 4, 24, 36), (39, 4, 40, 40), (47, 4, 48, 48)],
+        *[(16, 2, 16, 24), (32, 4, 32, 48), (48, 8, 48, 72), (64, 8, 64, 96), (65, 8, 64, 64)],
         *[(95, 8, 96, 96), (96, 16, 96, 96), (129, 16, 128, 128), (224, 16, 128, 224), (300, 16, 128, 224)],
     ],
 )
@@ -156,6 +159,12 @@ def test_small_images_that_a_gpu_sees_often(
     plan = choose(TrainConfig(time_budget=budget), facts)
     assert (vit(plan).width, plan.batch_size, plan.ema) == (width, batch, ema)
     assert vit(plan).depth == (7 if budget == "2m" else 9)
+    assert vit(plan).image_size == ((32, 32) if budget == "2m" else (48, 48)) and vit(plan).patch_size == (
+        4,
+        4,
+    )
+    for fixed in ({"patch_size": (4,)}, {"image_size": (32,)}):
+        assert vit(choose(TrainConfig(**fixed), facts)).image_size == (32, 32)
     assert (plan.optimizer, plan.weight_decay, plan.warmup) == ("muon", 0.1, 0.05)
     assert plan.lr == pytest.approx(lr) and vit(plan).drop_path == (0.2 if width == 384 else 0.0)
     assert plan.augment == resolve("small", mirror=True, size=(32, 32), channels=3, resize="cover")
@@ -165,6 +174,22 @@ def test_small_images_that_a_gpu_sees_often(
     assert choose(TrainConfig(batch_size=512), facts).lr == pytest.approx(1.5e-3)
     for other in ({"device": "cpu"}, {"size": (96, 96)}, {"images": 9_999}, {"images": 200_000}):
         assert choose(TrainConfig(), replace(facts, **other)).optimizer == "adamw"
+
+
+def test_a_plain_vit_starts_mimetic_from_scratch() -> None:
+    """The rule of docs/train.md; what has no such start is refused where it was asked for."""
+    assert choose(TrainConfig(), DIGITS).initialization == "mimetic"
+    assert choose(TrainConfig(model="ViT-S/16"), PHOTOS).initialization == "mimetic"
+    assert choose(TrainConfig(initialization="paper"), DIGITS).initialization == "paper"
+    for other in ("BiT-R50x1", "R50+ViT-B/16"):
+        assert choose(TrainConfig(model=other), PHOTOS).initialization == "paper"
+    with pytest.raises(OptionError, match="a ResNet has no attention"):
+        choose(TrainConfig(model="BiT-R50x1", initialization="mimetic"), PHOTOS)
+    plan = choose(TrainConfig(), PHOTOS)
+    trained = Pretrained(architecture=plan.architecture, preprocessing=plan.preprocessing)
+    assert choose(TrainConfig(), PHOTOS, trained).initialization == "paper"
+    with pytest.raises(OptionError, match="is for training from scratch"):
+        choose(TrainConfig(initialization="mimetic"), PHOTOS, trained)
 
 
 def test_other_choices_by_the_images() -> None:

@@ -23,7 +23,7 @@ EVERYTHING: dict[str, Any] = {
     **{"binary_targets": True, "balance": "loss", "seed": 3, "fit": "stretch", "drop_path": 0.2},
     **{"augment": "none", "crop_scale": (0.4, 0.9), "flip": 0.4, "randaugment": (1, 7), "erase": 0.3},
     **{"three_augment": True, "color_jitter": 0.2, "mixup": 0.4, "cutmix": 0.5, "mix_probability": 0.8},
-    **{"repeats": 2, "epochs": 2, "batch_size": 12, "patch_size": (2,)},
+    **{"repeats": 2, "epochs": 2, "batch_size": 12, "patch_size": (2,), "initialization": "paper"},
 }
 
 
@@ -107,12 +107,13 @@ def test_the_recipe_for_a_fine_tuning(tune: str, images: int, gpu: bool, expecte
         assert (values["layer_decay"], values["weight_decay"]) == (0.75, 0.05)
 
 
-def test_a_recipe_without_a_seed_is_of_seed_0(first: Result, tmp_path: Path) -> None:
-    """As those of earlier versions are."""
+def test_what_a_recipe_of_an_earlier_version_does_not_say(first: Result, tmp_path: Path) -> None:
     shutil.copytree(first.folder, tmp_path / "old")
     path = tmp_path / "old" / "config.json"
     stored = json.loads(path.read_text())
-    del stored["plan"]["seed"]
+    del stored["plan"]["seed"], stored["plan"]["initialization"]
     path.write_text(json.dumps(stored))
     assert setup.seed(TrainConfig(recipe=str(tmp_path / "old"))) == 0
     assert setup.seed(TrainConfig(recipe=str(tmp_path / "old"), seed=4)) == 4
+    recipe = recipes.read(str(tmp_path / "old"))
+    assert choose(TrainConfig(), DIGITS, recipe=recipe).initialization == "paper"

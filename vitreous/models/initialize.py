@@ -1,4 +1,6 @@
-"""How a model starts: the initialisation of the paper's own code, for every parameter, in this one table.
+"""How a model starts: the initialisation of the paper's own code, and one that imitates a trained model.
+
+`initialize` is the paper's:
 
 | parameter                        | drawn from                                                    |
 |----------------------------------|---------------------------------------------------------------|
@@ -12,18 +14,22 @@
 | head                             | zero: pre-training and fine-tuning start from equal scores    |
 | LayerScale                       | its configured value; norms are the identity                  |
 | trunk of a hybrid                | see `resnet.initialize`                                       |
+
+`mimetic` then changes the attention and the positions to what they tend to become in a model that was
+pre-trained on millions of images (Trockman and Kolter, arXiv 2305.09828).
 """
 
+from collections.abc import Iterable
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from vitreous.models import resnet
+from vitreous.models import positions, resnet
 
 if TYPE_CHECKING:
-    from vitreous.models.vit import VisionTransformer
+    from vitreous.models.vit import Block, VisionTransformer
 
 # A standard normal distribution cut at two deviations has this deviation.
 TRUNCATED_DEVIATION = 0.87962566103423978
@@ -59,6 +65,47 @@ def initialize(model: "VisionTransformer") -> None:
             _xavier_each(parameter, 3 if ".qkv." in name else 2 if ".kv." in name else 1)
     if model.patch_embed.backbone is not None:
         resnet.initialize(model.patch_embed.backbone)
+
+
+@torch.no_grad()
+def mimetic(model: "VisionTransformer") -> None:
+    """Let tokens attend to what is like them and near them, as in a trained model.
+
+    In every head W_q W_kᵀ is near 0.7 (I + Z), as far as the head's rank allows: a token attends to tokens
+    like itself, and with positions from sines and cosines to its neighbours. W_v W_proj is -0.4 (I + Z).
+    Entries of Z have variance 1/D.
+    """
+    config = model.config
+    if model.patch_embed.proj.weight.is_meta:
+        return
+    if config.positions == "learned" and config.width % 4 == 0 and config.frames is None:
+        model.pos_embed[:, config.placed_prefix :] = positions.sincos2d(config.grid, config.width)
+    head = config.width // config.heads
+    for block in cast("Iterable[Block]", model.blocks):
+        queries, keys, values = block.attn.qkv.weight.chunk(3)
+        for query, key in zip(queries.split(head), keys.split(head), strict=True):
+            left, right = _factors(0.7 * _near_identity(config.width), head)
+            query.copy_(left.mT)
+            key.copy_(right.mT)
+        left, right = _factors(-0.4 * _near_identity(config.width), config.width)
+        block.attn.proj.weight.copy_(left)
+        values.copy_(right.mT)
+
+
+def _near_identity(width: int) -> Tensor:
+    return torch.eye(width) + torch.randn(width, width) / sqrt(width)
+
+
+def _factors(product: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Return A and B (D, rank) of like size; A Bᵀ is the product on directions that it stretches much.
+
+    Found by power iteration: as good here as singular values, and the start of a large model takes seconds.
+    """
+    directions = product @ (product.mT @ (product @ torch.randn(len(product), rank)))
+    basis = torch.linalg.qr(directions).Q
+    image = product.mT @ basis
+    stretch = (image.norm() / sqrt(rank)).sqrt()
+    return basis * stretch, image / stretch
 
 
 _TOKENS = {

@@ -7,6 +7,7 @@ of them, with any field of its configuration replaced.
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vitreous.config import Initialization
 from vitreous.errors import ModelError, nearest
 from vitreous.models import cost
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig, override
@@ -159,12 +160,18 @@ def create_model(name: str, **overrides: Any) -> "VisionTransformer | ResNet":
     return build(get_config(name, **overrides))
 
 
-def build(config: Architecture) -> "VisionTransformer | ResNet":
-    """Build the model that a configuration describes."""
+def build(config: Architecture, initialization: Initialization = "paper") -> "VisionTransformer | ResNet":
+    """Build the model that a configuration describes; only a ViT can start otherwise than the paper's."""
+    from vitreous.models.initialize import mimetic
     from vitreous.models.resnet import ResNet
     from vitreous.models.vit import VisionTransformer
 
-    return VisionTransformer(config) if config.kind == "vit" else ResNet(config)
+    if config.kind != "vit":
+        return ResNet(config)
+    model = VisionTransformer(config)
+    if initialization == "mimetic":
+        mimetic(model)
+    return model
 
 
 def describe(name: str) -> dict[str, str | int | float | None]:

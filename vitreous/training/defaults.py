@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, TypeVar
 
-from vitreous.config import Augment, Optimizer, Precision, Preprocessing, Resize, TrainConfig
+from vitreous.config import Augment, Initialization, Optimizer, Precision, Preprocessing, Resize, TrainConfig
 from vitreous.data.augment import resolve
 from vitreous.errors import OptionError
 from vitreous.models import architecture, zoo
@@ -102,6 +102,7 @@ def choose(
         objective=task.objective,
         settings=task.settings,
         tune="full" if pretrained is None else pretrained.tune,
+        initialization=_initialization(options, model, pretrained is not None, pick),
         epochs=epochs,
         time_budget=budget,
         batch_size=batch,
@@ -184,6 +185,8 @@ def _architecture(
         changes["patch_size"] = _patch_size(changes.get("image_size", facts.size), facts, pick)
     if "image_size" not in changes:
         changes["image_size"] = _image_size(facts, changes["patch_size"], pick)
+        if options.patch_size is None and _seen_often(facts, options) and not _short(budget):
+            changes["image_size"] = _enlarged(changes["image_size"], changes["patch_size"], pick)
     width, depth, heads = _size(facts, budget)
     if "drop_path" not in changes and _seen_often(facts, options) and width >= 384:
         changes["drop_path"] = pick("drop_path", None, 0.2, "a wide model that sees its images often")
@@ -211,6 +214,40 @@ def _image_size(facts: Facts, patch: tuple[int, int], pick: _Chooser) -> tuple[i
     return pick("image_size", None, fitted, f"images of {height}x{width} on a {facts.device}")
 
 
+def _enlarged(size: tuple[int, int], patch: tuple[int, int], pick: _Chooser) -> tuple[int, int]:
+    """Return half as much again in each direction where that makes some 150 patches of some 65."""
+    rows, columns = size[0] // patch[0], size[1] // patch[1]
+    if rows * columns >= 100:
+        return size
+    more = (rows + rows // 2, columns + columns // 2)
+    reason = f"{more[0] * more[1]} patches instead of {rows * columns}, which pay from four minutes on"
+    return pick("image_size", None, (more[0] * patch[0], more[1] * patch[1]), reason)
+
+
+def _initialization(
+    options: TrainConfig, model: Architecture, trained: bool, pick: _Chooser
+) -> Initialization:
+    if trained:
+        if options.initialization is not None:
+            raise OptionError(
+                f"--initialization {options.initialization} is for training from scratch: "
+                "this model starts from trained weights"
+            )
+        return "paper"
+    if model.kind != "vit":
+        if options.initialization == "mimetic":
+            raise OptionError("--initialization mimetic is for ViTs: a ResNet has no attention")
+        return "paper"
+    plain = model.stem is None and model.frames is None and model.positions in ("learned", "sincos2d")
+    if not plain:
+        return pick("initialization", options.initialization, "paper", "no plain ViT")
+    return pick("initialization", options.initialization, "mimetic", "attention starts local, as it ends")
+
+
+def _short(budget: float | None) -> bool:
+    return budget is not None and budget < SHORT
+
+
 def _seen_often(facts: Facts, options: TrainConfig) -> bool:
     """Tell whether a GPU will see these images hundreds of times: they are small, and not very many."""
     small = facts.device == "cuda" and 16 <= min(facts.size) <= 64 and 10_000 <= facts.images < 200_000
@@ -221,7 +258,7 @@ def _size(facts: Facts, budget: float | None) -> tuple[int, int, int]:
     """Return width, depth and heads."""
     if facts.device == "cpu":
         return (64, 4, 4) if facts.images < 20_000 else (96, 6, 4)
-    if budget is not None and budget < SHORT:
+    if _short(budget):
         return 192, 7, 3
     if facts.images < 20_000:
         return 192, 9, 3

@@ -152,7 +152,7 @@ class Training:
         """Make the model inside its objective, on its device, the loaders, and what moves it."""
         plan, options, world = self.plan, self.options, self.world
         torch.manual_seed(plan.seed)
-        model = zoo.build(plan.architecture)
+        model = zoo.build(plan.architecture, plan.initialization)
         if start is not None:
             model.load_state_dict(dict(start.tensors))
             self.note(f"learning: {tuning.apply(model, plan.tune)}")

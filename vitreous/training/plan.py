@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from vitreous.config import Augment, Balance, Loss, Optimizer, Precision, Preprocessing, Schedule
+from vitreous.config import (
+    Augment,
+    Balance,
+    Initialization,
+    Loss,
+    Optimizer,
+    Precision,
+    Preprocessing,
+    Schedule,
+)
 from vitreous.errors import OptionError
 from vitreous.models import architecture
 from vitreous.models.architecture import Architecture
@@ -43,6 +52,8 @@ class Plan:
     """What that task alone needs, as plain JSON values."""
     tune: str = "full"
     """What of the model learns, as `tuning.parse` reads it."""
+    initialization: Initialization = "paper"
+    """How the model starts, where no trained one is taken."""
     epochs: int | None
     """None: as many as fit into the time budget."""
     time_budget: float | None

@@ -84,6 +84,7 @@ def read(source: str) -> Recipe:
             f"{source} holds no recipe: give a run folder, or a sealed file that was trained here"
         )
     values = {name: value for name, value in plan.items() if name in NAMES and value is not None}
+    values.setdefault("initialization", "paper")  # of runs before there was another
     for name in ("architecture", "preprocessing", "reasons", "tune"):
         values.pop(name, None)
     if isinstance(values.get("augment"), dict):
