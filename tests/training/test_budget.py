@@ -155,7 +155,8 @@ def test_a_run_that_goes_as_planned(
     timed: int,
 ) -> None:
     """Steps are timed for 3 % of a minute, four at least; an image costs half as much to evaluate as to train
-    on, as the plan supposes. At the end come one evaluation, the test images, and half a second."""
+    on, as the plan supposes. At the end come one evaluation, the test and the training images, and half a
+    second."""
     data = stripes(tmp_path / "stripes.npz", train=96, val=30, test=160)
     clock = Time(monkeypatch)
     taken = paced(monkeypatch, clock, lambda _: pace, 0.5 * pace / 16)
@@ -165,7 +166,7 @@ def test_a_run_that_goes_as_planned(
     assert 56.5 - pace < clock.now - 1000 <= 59.5  # 2 % are for what can't be foreseen
     planned = re.search(r"^epochs: ([\d.]+)", capsys.readouterr().err, re.MULTILINE)
     assert planned and 6 * float(planned[1]) == pytest.approx(steps, rel=0.05)
-    first, end = taken[timed - 1], 1000 + 0.98 * 60 - 0.5 * pace * (30 + 160) / 16 - 0.5
+    first, end = taken[timed - 1], 1000 + 0.98 * 60 - 0.5 * pace * (30 + 160 + 96) / 16 - 0.5
     for row in records(tmp_path / "run", "train"):  # the schedule follows the time, not the steps
         share = (taken[timed + row["step"] - 2] - first) / (end - first)
         assert row["lr"] == pytest.approx(2e-3 * (1 + math.cos(math.pi * share)) / 2, rel=1e-6)

@@ -18,14 +18,14 @@ CPU = parallel.World(device=torch.device("cpu"))
 def test_an_evaluation_takes_two_batches_at_a_time(data: str, undisturbed: Result) -> None:
     """Each image once and in order; without gradients there is room for twice as many."""
     plan, dataset = plan_of(undisturbed.folder), open_data(data)
-    loader = loaders.evaluation_loader(dataset, "test", replace(plan, batch_size=8), OPTIONS, CPU)
+    loader = loaders.evaluation_loader(dataset.splits["test"], replace(plan, batch_size=8), OPTIONS, CPU)
     batches = list(loader.epoch())
     assert [len(batch) for batch in batches] == [16, 15]
     assert torch.cat([batch.indices for batch in batches]).tolist() == list(range(31))
     many = parallel.World(
         device=torch.device("cpu"), rank=3, size=5
     )  # more ranks than a small batch has images
-    loader = loaders.evaluation_loader(dataset, "test", replace(plan, batch_size=1), OPTIONS, many)
+    loader = loaders.evaluation_loader(dataset.splits["test"], replace(plan, batch_size=1), OPTIONS, many)
     assert [len(batch) for batch in loader.epoch()] == [1] * 6 + [0]
 
 

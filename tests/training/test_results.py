@@ -188,13 +188,25 @@ def test_every_evaluation_uses_the_workers_of_the_run(
 
     monkeypatch.setattr(DataLoader, "__init__", watched)
     run(pictures, tmp_path, epochs=1, workers=1)
-    assert workers == [1, 1, 1]  # train, val, test
+    assert workers == [1, 1, 1, 1]  # train, val, test, a sample of train
+
+
+def test_a_run_is_told_what_is_wrong_with_it(
+    data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a step that moves anything, no image is recognised but those of one class."""
+    flags = ["--epochs", "1", "--batch-size", "16", "--patch-size", "4", "--lr", "1e-12", "--device", "cpu"]
+    assert cli.main(["train", data, *flags, "--out", str(tmp_path / "run")]) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["train"]["count"] == 96 and results["train"]["accuracy"] < 0.8
+    assert any(line.startswith("underfitting (") for line in results["advice"])
+    assert all(line in capsys.readouterr().err.replace("\n", " ") for line in results["advice"][:1])
 
 
 def test_the_report_does_not_evaluate_again(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One pass over val and one over test, in a run of one epoch and its report."""
+    """One pass over val, test and the training images, in a run of one epoch and its report."""
     counts: list[int] = []
     batches = Inference.batches
 
@@ -205,6 +217,6 @@ def test_the_report_does_not_evaluate_again(
     monkeypatch.setattr(Inference, "batches", counted)
     flags = ["--epochs", "1", "--batch-size", "16", "--patch-size", "4", "--device", "cpu"]
     assert cli.main(["train", data, *flags, "--out", str(tmp_path / "run")]) == 0
-    assert counts == [30, 31]
+    assert counts == [30, 31, 96]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Confusion, on " in page and "Reliability, on " in page

@@ -175,11 +175,12 @@ def _show_run(run: api.Run) -> None:
     if run.get("mfu") is not None:
         rows.append(["MFU (of the measured matrix rate)", f"{run.mfu:.1%}"])
     if run.get("bottleneck") == "loader":
-        advice = "more --workers, or smaller files, would help"
-        rows.append(["waited for data", f"{run.waited_for_data:.0%} of the steps' time: {advice}"])
+        rows.append(["waited for data", f"{run.waited_for_data:.0%} of the steps' time"])
     rows.append(["peak memory", console.size(run.peak_memory_bytes)])
     rows.append(["model", str(run.folder / "best.safetensors")])
     console.table(["result", "value"], rows)
+    for line in run.get("advice", []):
+        console.note(line)
 
 
 def evaluate(

@@ -40,11 +40,8 @@ def training_loader(
     )
 
 
-def evaluation_loader(
-    dataset: Dataset, name: str, plan: Plan, options: TrainConfig, world: parallel.World
-) -> Loader:
+def evaluation_loader(split: Split, plan: Plan, options: TrainConfig, world: parallel.World) -> Loader:
     """Return a loader of a split to be evaluated: each image once."""
-    split = dataset.splits[name]
     pixels, _ = where(split, plan, options, world, None)
     batch = max(2 * plan.batch_size, world.size)
     return make_loader(
@@ -92,20 +89,25 @@ def decoding_rates(split: Split, plan: Plan, world: parallel.World, workers: int
 
     Both are timed in this process. As many workers are taken to be so many times as fast at the host's work,
     which is more than they are."""
-    sample = split.select(np.unique(np.linspace(0, len(split) - 1, SAMPLE).astype(int)))
+    few = sample(split, SAMPLE)
     rates: dict[Where, float] = {}
     modes: tuple[Where, ...] = ("host", "decode")
     for pixels in modes:
         alone = parallel.World(device=world.device)
-        settings = _common(sample, plan, TrainConfig(workers=0), alone, pixels)
-        loader = make_loader(sample, augment=plan.augment, batch_size=len(sample), cache=None, **settings)
+        settings = _common(few, plan, TrainConfig(workers=0), alone, pixels)
+        loader = make_loader(few, augment=plan.augment, batch_size=len(few), cache=None, **settings)
         for epoch in range(2):  # the first warms up
             started = time.monotonic()
             list(loader.epoch(epoch))
             if world.device.type == "cuda":
                 torch.cuda.synchronize(world.device)
-            rates[pixels] = len(sample) / (time.monotonic() - started)
+            rates[pixels] = len(few) / (time.monotonic() - started)
     return {"host": rates["host"] * workers, "decode": rates["decode"]}
+
+
+def sample(split: Split, most: int) -> Split:
+    """Return so many of a split's images at most, evenly spread over it."""
+    return split.select(np.unique(np.linspace(0, len(split) - 1, most).astype(int)))
 
 
 def validation_split(dataset: Dataset) -> str | None:

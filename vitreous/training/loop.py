@@ -21,7 +21,7 @@ from vitreous.errors import DataError
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
 from vitreous.objectives import Objective
-from vitreous.training import clock, loaders, refusal, results, setup, tuning
+from vitreous.training import advice, clock, loaders, refusal, results, setup, tuning
 from vitreous.training.capture import CapturedStep
 from vitreous.training.checkpoints import Checkpoints
 from vitreous.training.clock import Clock
@@ -160,7 +160,7 @@ class Training:
         self.loader = loaders.training_loader(self.dataset, plan, options, world, views=self.objective.views)
         self.validation = None
         if (name := loaders.validation_split(self.dataset)) is not None:
-            self.validation = loaders.evaluation_loader(self.dataset, name, plan, options, world)
+            self.validation = loaders.evaluation_loader(self.dataset.splits[name], plan, options, world)
         module = parallel.prepare(
             self.objective,
             world,
@@ -201,12 +201,12 @@ class Training:
             self.position = Position.from_json(saved.values)
             self.state.restore(self.checkpoints, saved)
             self.note(f"going on from step {self.position.step:,} of {self.position.steps:,}")
-        test, validation = len(self.dataset.splits.get("test", ())), self.validation
+        after = len(self.dataset.splits.get("test", ())) + min(advice.SAMPLE, len(self.loader.split))
         self.clock = Clock(
             started,
             self.position.seconds,
             plan.time_budget,
-            tests=test / len(validation.split) if validation else 0.0,
+            tests=after / len(self.validation.split) if self.validation else 0.0,
             afterwards=afterwards,
         )
         self.clock.saved(self.position.step)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vitreous import checkpoint, files, parallel
-from vitreous.data import Dataset
+from vitreous.data import Dataset, Split
 from vitreous.evals.outputs import Inference
 from vitreous.models import cost
 from vitreous.models.weights import Weights
+from vitreous.objectives import Evaluation
 from vitreous.predict import Classifier, load
-from vitreous.training import card, folder, loaders, tuning
+from vitreous.training import advice, card, folder, loaders, tuning
 
 if TYPE_CHECKING:
     from vitreous.training.loop import Training
@@ -90,19 +91,19 @@ def conclude(training: "Training") -> Result:
     document: dict[str, Any] = {"labels": training.dataset.labels}
     split = next((name for name in ("test", "val") if name in training.dataset.splits), None)
     if split is not None:
-        loader = loaders.evaluation_loader(training.dataset, split, plan, training.options, world)
-        inference = Inference(
-            world=world, precision=plan.precision, micro_batch=training.step.gradients.micro_batch
-        )
-        with parallel.uncompiled():
-            evaluation = objective.evaluate(loader, inference)
+        images = training.dataset.splits[split]
+        evaluation = _evaluate(training, images)
         document |= {"split": split, **evaluation.document()}
         for row in document.get("worst", []):
-            row["file"] = loader.split.name(row["index"])
+            row["file"] = images.name(row["index"])
         results[split] = dict(evaluation.figures)
         if split == "test":
             training.log.evaluation(training.position.step, split, results[split])
+    if objective.headline in advice.SHARES:
+        known = loaders.sample(training.dataset.splits["train"], advice.SAMPLE)
+        results["train"] = dict(_evaluate(training, known).figures)
     results |= _speed(training)
+    results["advice"] = advice.advise(results, document, plan, objective.headline)
     weights.about["results"] = {name: results[name] for name in ("val", "test") if name in results}
 
     def write() -> None:
@@ -113,6 +114,15 @@ def conclude(training: "Training") -> Result:
 
     parallel.on_main(write, world)
     return Result(run, training.dataset, results, world.is_main, str(world.device))
+
+
+def _evaluate(training: "Training", split: Split) -> Evaluation:
+    plan, world = training.plan, training.world
+    loader = loaders.evaluation_loader(split, plan, training.options, world)
+    micro_batch = training.step.gradients.micro_batch
+    inference = Inference(world=world, precision=plan.precision, micro_batch=micro_batch)
+    with parallel.uncompiled():
+        return training.objective.evaluate(loader, inference)
 
 
 def _speed(training: "Training") -> dict[str, Any]:

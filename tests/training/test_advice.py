@@ -1,0 +1,74 @@
+"""What a finished run is told: what is wrong with it, and options that it does not have yet."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.training.test_defaults import CIFAR, DIGITS, PHOTOS
+from vitreous.config import TrainConfig
+from vitreous.training.advice import advise
+from vitreous.training.defaults import choose
+
+PLAN = choose(TrainConfig(), PHOTOS)
+
+
+def results(train: float, test: float, **others: Any) -> dict[str, Any]:
+    return {"train": {"accuracy": train}, "test": {"accuracy": test}, **others}
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "said"),
+    [
+        (0.99, 0.98, []),
+        (0.85, 0.76, []),
+        (0.99, 0.88, ["overfitting (99.0% of training images, 88.0% of test): try --augment strong"]),
+        (0.55, 0.5, ["underfitting (55.0% of training images, 50.0% of test): try --epochs 33"]),
+        (0.55, 0.3, ["overfitting"]),
+    ],
+)
+def test_training_images_beside_others(train: float, test: float, said: list[str]) -> None:
+    found = advise(results(train, test), {}, PLAN, "accuracy")
+    assert len(found) == len(said) and all(
+        line.startswith(start) for line, start in zip(found, said, strict=True)
+    )
+
+
+def test_the_options_are_others_than_the_runs_own() -> None:
+    plan = choose(TrainConfig(time_budget="10m", drop_path=0.2), CIFAR)
+    assert (
+        plan.augment.mixup and "try a smaller --model," in advise(results(0.99, 0.7), {}, plan, "accuracy")[0]
+    )
+    assert (
+        "try --time-budget 30m, or --mixup 0 --cutmix 0" in advise(results(0.3, 0.3), {}, plan, "accuracy")[0]
+    )
+    plan = choose(TrainConfig(time_budget="30s", mixup=0.0), DIGITS)
+    assert "try --time-budget 90s, or a larger --model" in advise(results(0.3, 0.3), {}, plan, "accuracy")[0]
+    for tune, other in (("head", "--tune lora"), ("last:2", "--tune full")):
+        found = advise(results(0.3, 0.3), {}, replace(plan, tune=tune), "accuracy")
+        assert other in found[0]
+        assert "--drop-path" not in advise(results(0.9, 0.3), {}, replace(plan, tune=tune), "accuracy")[0]
+
+
+def test_classes_that_are_never_recognised() -> None:
+    rows = [{"label": f"c{n}", "count": 5, "recall": float(n > 2)} for n in range(10)]
+    rows.append({"label": "absent", "count": 0, "recall": 0.0})
+    line = advise(results(0.9, 0.9), {"per_class": rows}, PLAN, "accuracy")[0]
+    assert line.startswith("3 of 10 classes are never recognised (c0, c1, c2): try --epochs 33, or --balance")
+    balanced = advise(results(0.9, 0.9), {"per_class": rows}, replace(PLAN, balance="loss"), "accuracy")[0]
+    assert "--balance" not in balanced
+    assert not advise(results(0.9, 0.9), {"per_class": rows[2:]}, PLAN, "accuracy")
+
+
+def test_time_that_goes_into_waiting() -> None:
+    waited = results(0.9, 0.9, bottleneck="loader", waited_for_data=0.71)
+    assert advise(waited, {}, PLAN, "accuracy")[0].startswith("71% of the steps' time was spent waiting")
+    assert not advise(results(0.9, 0.9, bottleneck="model", waited_for_data=0.1), {}, PLAN, "accuracy")
+
+
+def test_several_labels_and_missing_figures() -> None:
+    scores = {"train": {"mean_average_precision": 0.9}, "val": {"mean_average_precision": 0.6}}
+    line = advise(scores, {}, PLAN, "mean_average_precision")[0]
+    assert "overfitting (mean average precision 90.0% on training images, 60.0% on val)" in line
+    assert not advise({"train": {"loss": 0.3}, "val": {"loss": 0.1}}, {}, PLAN, "loss")
+    assert not advise({"train": {"accuracy": 0.3}}, {}, PLAN, "accuracy")

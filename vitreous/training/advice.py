@@ -1,0 +1,90 @@
+"""What a run that has ended suffers from, and the one or two options to try next. No torch, no measuring.
+
+Compared are three figures: of a sample of the training images as they are, of images that had no part in it,
+and of the time.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitreous.training.plan import Plan
+
+SHARES = ("accuracy", "mean_average_precision")
+"""Figures from 0 to 1 that tell whether images were learned."""
+GAP = 0.1
+"""By how much a figure of training images may exceed that of others."""
+LEARNED = 0.8
+"""The figure of training images from which on they count as learned."""
+SILENT = 0.1
+"""The part of the classes that may never be answered."""
+SAMPLE = 500
+"""Training images that are looked at."""
+
+
+def advise(results: Mapping[str, Any], document: Mapping[str, Any], plan: Plan, headline: str) -> list[str]:
+    """Return a line for each thing that is wrong: what was seen, and what to try."""
+    found = [_waiting(results), _silent(document.get("per_class", []), plan), _fit(results, plan, headline)]
+    return [line for line in found if line]
+
+
+def _waiting(results: Mapping[str, Any]) -> str:
+    if results.get("bottleneck") != "loader":
+        return ""
+    return (
+        f"{results['waited_for_data']:.0%} of the steps' time was spent waiting for images: "
+        "try more --workers, or images that are scaled down before training"
+    )
+
+
+def _silent(rows: Sequence[Mapping[str, Any]], plan: Plan) -> str:
+    seen = [row for row in rows if row.get("count")]
+    silent = [row["label"] for row in seen if not row["recall"]]
+    if len(silent) < 2 or len(silent) <= SILENT * len(seen):
+        return ""
+    remedy = "a lower --lr" if plan.balance != "none" else "--balance sampler where they have few images"
+    return (
+        f"{len(silent)} of {len(seen)} classes are never recognised ({', '.join(silent[:3])}"
+        f"{', …' if len(silent) > 3 else ''}): try {_longer(plan)}, or {remedy}"
+    )
+
+
+def _fit(results: Mapping[str, Any], plan: Plan, headline: str) -> str:
+    """Compare training images with others: learned too little of, or too well."""
+    split = "test" if "test" in results else "val"
+    known, others = ((results.get(name) or {}).get(headline) for name in ("train", split))
+    if headline not in SHARES or known is None or others is None:
+        return ""
+    figures = f"{known:.1%} of training images, {others:.1%} of {split}"
+    if headline != "accuracy":
+        figures = f"{headline.replace('_', ' ')} {known:.1%} on training images, {others:.1%} on {split}"
+    if known - others > GAP:
+        return f"overfitting ({figures}): try {_harder(plan)}, more images, or `vitreous finetune`"
+    if known < LEARNED:
+        return f"underfitting ({figures}): try {_longer(plan)}, or {_easier(plan)}"
+    return ""
+
+
+def _longer(plan: Plan) -> str:
+    if plan.time_budget is not None:
+        budget = 3 * plan.time_budget
+        return f"--time-budget {f'{budget:g}s' if budget < 120 else f'{budget / 60:.0f}m'}"
+    return f"--epochs {3 * (plan.epochs or 1)}"
+
+
+def _easier(plan: Plan) -> str:
+    """Return what makes training images easier to learn."""
+    if plan.tune != "full":
+        return "--tune lora" if plan.tune == "head" else "--tune full"
+    if plan.augment.mixup or plan.augment.cutmix:
+        return "--mixup 0 --cutmix 0"
+    return "a larger --model"
+
+
+def _harder(plan: Plan) -> str:
+    """Return what makes training images harder to know by heart."""
+    options = []
+    if not plan.augment.mixup and not plan.augment.cutmix:
+        options.append("--augment strong")
+    if plan.tune == "full" and plan.architecture.kind == "vit" and plan.architecture.drop_path < 0.1:
+        options.append("--drop-path 0.1")
+    return " ".join(options) or "a smaller --model"
