@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitreous.predict import Prepared
-from vitreous.serve import admission
+from vitreous.serve import admission, batcher
 from vitreous.serve.admission import Admission
 from vitreous.serve.batcher import Batcher
 from vitreous.serve.lanes import Lane
@@ -90,6 +90,43 @@ def test_admission_follows_the_machine() -> None:
     assert counted.has_room(1)
     counted.waiting["first"] = time.perf_counter() - 4.0
     assert not counted.has_room(1) and counted.backlog_seconds >= 4.0
+
+
+def test_what_is_let_in_is_answered_in_time_while_the_machine_slows_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flood, and neighbours that make the machine eight times slower; by a clock that only work moves."""
+    now, latencies = [0.0], []
+    for module in (admission, batcher):
+        monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+
+    def compute(pictures: Sequence[Prepared]) -> Tensor:
+        slower = 2 ** sum(now[0] > moment for moment in (2.0, 6.0, 10.0))
+        now[0] += 0.02 * slower * len(pictures)
+        return sums(pictures)
+
+    async def one(counted: Admission, made: Batcher) -> None:
+        with suppress(Refusal), counted.admit(1):
+            place, arrived = object(), now[0]
+            counted.waiting[place] = arrived
+            await made.submit(images(1)[0], arrived)
+            del counted.waiting[place]
+            latencies.append(now[0] - arrived)
+
+    async def run() -> None:
+        counted = Admission(Settings(deadline=10.0, queue=1000))
+        counted.seconds_per_image = 0.02
+        made = Batcher(compute, counted, lambda _: None)
+        made.inline, made.max_batch = True, 4
+        made.start()
+        asked: list[asyncio.Task[None]] = []
+        while now[0] < 20.0:
+            asked += [asyncio.create_task(one(counted, made)) for _ in range(20)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*asked)
+
+    asyncio.run(run())
+    assert len(latencies) > 250 and 3.0 < max(latencies) < 10.0
 
 
 def test_one_sender_leaves_room_for_others() -> None:
