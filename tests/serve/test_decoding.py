@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
 
-from tests.hostile import requests
+from tests.hostile import pictures, requests
 from tests.serve_client import client, post, wait_until_ready
 from vitreous.predict import Classifier
 from vitreous.serve import service
-from vitreous.serve.costs import CHEAP_WORK, MAX_CHUNKS, cost
+from vitreous.serve.costs import CHEAP_BYTES, CHEAP_WORK, MAX_CHUNKS, cost
 
 LIMIT = 25_000_000
 DECODE = service.decode
@@ -41,7 +41,7 @@ def encoded(form: str, width: int, height: int, **how: Any) -> bytes:
         ("WEBP", {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\0"}, 2.5, False),
         ("GIF", {}, 1.5, False),
         ("BMP", {}, 1.0, False),
-        ("AVIF", {}, 4.0, False),
+        ("AVIF", {}, 6.0, False),
     ],
 )
 def test_costs_are_known_from_the_header(form: str, how: dict[str, Any], units: float, cheap: bool) -> None:
@@ -59,6 +59,9 @@ def test_what_may_be_dear_is_not_cheap() -> None:
     comments = b"\xff\xfe\0\x02" * 100
     assert not cost(b"\xff\xd8" + comments + encoded("JPEG", 8, 8)[2:], LIMIT).cheap
     assert not cost(encoded("TIFF", 8, 8), LIMIT).cheap
+    assert cost(pictures.run_length_bmp(100, 50), LIMIT) == (35 * 100 * 50, False), "decoded in Python"
+    heavy = encoded("JPEG", 300, 200, progressive=True) + bytes(CHEAP_BYTES)
+    assert cost(heavy, LIMIT) == (6 * 300 * 200, False), "its scans are not counted"
     assert cost(b"II*\0" + bytes(16 << 20), LIMIT).work == 1.5 * LIMIT, "of what is not known"
 
 

@@ -191,7 +191,8 @@ class Service:
 
     def _prepared(self, data: bytes) -> Prepared:
         channels = self.classifier.preprocess.preprocessing.channels
-        return self.classifier.prepare(decode(data, channels, max_pixels=self.settings.max_pixels))
+        picture = decode(data, channels, max_pixels=self.settings.max_pixels, guarded=True)
+        return self.classifier.prepare(picture)
 
     def _compute(self, pictures: Sequence[Prepared]) -> Tensor:
         return self.classifier.probabilities(*self.classifier.collate(pictures))
