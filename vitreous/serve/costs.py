@@ -9,10 +9,12 @@ from typing import NamedTuple
 from vitreous.data.headers import FACTORS, FRAMES, PROGRESSIVE
 
 CHEAP_WORK = 3_000_000
-"""Units that a thread takes on: what is dearer, or not known, is decoded in a process that can be ended."""
+"""Units that are little: a thread takes them on where it is sure that there are no more of them; what is
+dearer, or not known, is decoded in a process that can be ended."""
 CHEAP_BYTES = 4 << 20
 MAX_SEGMENTS = 64
 MAX_CHUNKS = 1024
+MAX_AVIF_HEAD = 4096
 UNKNOWN_PIXELS_PER_BYTE = 16
 SCAN_FACTOR = 0.1
 """What each scan of a JPEG of few bytes adds to a pixel's cost."""
@@ -21,10 +23,11 @@ MANY_SCANS = 6.0
 
 
 class Cost(NamedTuple):
-    """The expected work, and whether it is surely no more than that."""
+    """The expected work; whether it is little, and whether it is surely no more than that."""
 
     work: float
-    cheap: bool
+    little: bool
+    sure: bool
 
 
 def cost(data: bytes, max_pixels: int) -> Cost:
@@ -38,8 +41,9 @@ def cost(data: bytes, max_pixels: int) -> Cost:
     else:
         known = _other(data)
     if known is None:
-        return Cost(FACTORS["TIFF"] * min(max_pixels, UNKNOWN_PIXELS_PER_BYTE * len(data)), False)
-    return Cost(known, bounded and known <= CHEAP_WORK and len(data) <= CHEAP_BYTES)
+        return Cost(FACTORS["TIFF"] * min(max_pixels, UNKNOWN_PIXELS_PER_BYTE * len(data)), False, False)
+    little = known <= CHEAP_WORK and len(data) <= CHEAP_BYTES
+    return Cost(known, little, little and bounded)
 
 
 def _jpeg(data: bytes) -> tuple[float | None, bool]:
@@ -88,7 +92,16 @@ def _other(data: bytes) -> float | None:
             bits = little(21, 4)
             return FACTORS["WEBP"] * (1 + (bits & 0x3FFF)) * (1 + (bits >> 14 & 0x3FFF))
         return FACTORS["WEBP"] * (little(26, 2) & 0x3FFF) * (little(28, 2) & 0x3FFF)
-    if data[4:8] == b"ftyp" and (place := data.find(b"ispe", 0, 4096)) >= 0:
-        sides = data[place + 8 : place + 12], data[place + 12 : place + 16]
-        return FACTORS["AVIF"] * int.from_bytes(sides[0]) * int.from_bytes(sides[1])
+    if data[4:8] == b"ftyp":
+        return _avif(data[:MAX_AVIF_HEAD])
     return None
+
+
+def _avif(head: bytes) -> float | None:
+    """Return the work of the largest of its pictures: thumbnails and tiles have sizes too."""
+    most, place = 0, 0
+    while (place := head.find(b"ispe", place)) >= 0:
+        place += 16
+        sides = head[place - 8 : place - 4], head[place - 4 : place]
+        most = max(most, int.from_bytes(sides[0]) * int.from_bytes(sides[1]))
+    return FACTORS["AVIF"] * most if most else None
