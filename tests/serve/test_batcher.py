@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitreous.predict import Prepared
-from vitreous.serve import admission
+from vitreous.serve import admission, batcher, lanes
 from vitreous.serve.admission import Admission
 from vitreous.serve.batcher import Batcher
 from vitreous.serve.lanes import Lane
@@ -92,6 +92,43 @@ def test_admission_follows_the_machine() -> None:
     assert not counted.has_room(1) and counted.backlog_seconds >= 4.0
 
 
+def test_what_is_let_in_is_answered_in_time_while_the_machine_slows_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flood, and neighbours that make the machine eight times slower; by a clock that only work moves."""
+    now, latencies = [0.0], []
+    for module in (admission, batcher):
+        monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+
+    def compute(pictures: Sequence[Prepared]) -> Tensor:
+        slower = 2 ** sum(now[0] > moment for moment in (2.0, 6.0, 10.0))
+        now[0] += 0.02 * slower * len(pictures)
+        return sums(pictures)
+
+    async def one(counted: Admission, made: Batcher) -> None:
+        with suppress(Refusal), counted.admit(1):
+            place, arrived = object(), now[0]
+            counted.waiting[place] = arrived
+            await made.submit(images(1)[0], arrived)
+            del counted.waiting[place]
+            latencies.append(now[0] - arrived)
+
+    async def run() -> None:
+        counted = Admission(Settings(deadline=10.0, queue=1000))
+        counted.seconds_per_image = 0.02
+        made = Batcher(compute, counted, lambda _: None)
+        made.inline, made.max_batch = True, 4
+        made.start()
+        asked: list[asyncio.Task[None]] = []
+        while now[0] < 20.0:
+            asked += [asyncio.create_task(one(counted, made)) for _ in range(20)]
+            await asyncio.sleep(0)
+        await asyncio.gather(*asked)
+
+    asyncio.run(run())
+    assert len(latencies) > 250 and 3.0 < max(latencies) < 10.0
+
+
 def test_one_sender_leaves_room_for_others() -> None:
     """Bodies that trickle in hold their places for the whole deadline: one address has half at most."""
     counted = Admission(Settings(queue=8, queue_bytes=800))
@@ -109,7 +146,8 @@ def test_one_sender_leaves_room_for_others() -> None:
 
 
 def test_decoding_is_counted_in_its_own_lane() -> None:
-    counted, cheap, dear = Admission(Settings(deadline=10.0)), Lane("cheap", 2), Lane("dear", 2)
+    counted, cheap = Admission(Settings(deadline=10.0)), Lane("cheap", 2)
+    dear = Lane("dear", 2, slow=True)
     second = 1 / dear.pace
     with counted.admit(1) as first, counted.admit(1) as other:
         holds = first.decode(dear, [second] * 5 + [100 * second])  # no picture counts more than it may take
@@ -126,6 +164,94 @@ def test_decoding_is_counted_in_its_own_lane() -> None:
     assert dear.work == cheap.work == pytest.approx(0.0)
     for lane in (cheap, dear):
         lane.close()
+
+
+def test_nobody_waits_for_what_arrives_or_is_decoded_slowly() -> None:
+    """A model that takes two seconds for an image, four bodies that trickle in, and four dear pictures."""
+    counted, dear = Admission(Settings(deadline=10.0)), Lane("dear", 2, slow=True)
+    counted.seconds_per_image = 2.0
+    with ExitStack() as stack:
+        slow = [ExitStack() for _ in range(4)]
+        for each in slow:
+            stack.enter_context(counted.admit(1))
+            each.enter_context(counted.receiving("slow", 1))
+        held = [hold for _ in range(4) for hold in stack.enter_context(counted.admit(1)).decode(dear, [1.0])]
+        assert counted.has_room(1)
+        for hold in held[:2]:
+            hold.release()
+            hold.release()
+        assert counted.backlog_seconds == pytest.approx(4.0) and not counted.has_room(1)
+        for each in slow:
+            with pytest.raises(Refusal, match="busy"):
+                each.close()  # it has arrived, and would come too late
+    assert (counted.images, counted.arriving, counted.decoding) == (0, 0, 0)
+    dear.close()
+
+
+def test_a_lane_learns_from_what_was_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(lanes.time, "perf_counter", lambda: now[0])
+
+    def ended(seconds: float) -> None:
+        now[0] += seconds
+        raise Refusal(422, "too_costly", "ended")
+
+    async def run() -> list[float]:
+        lane, paces = Lane("test", 1), []
+        for seconds in (0.001, 5.0):  # one that was damaged, one that took all its time
+            with suppress(Refusal):
+                await lane.run(50e6, ended, seconds)
+            paces.append(lane.pace / lanes.UNIT_SECONDS)
+        lane.close()
+        return paces
+
+    first, second = asyncio.run(run())
+    assert first == 1.0 and 4.9 < second < 5.0
+
+
+def test_one_image_keeps_to_one_core_while_the_machine_is_crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(batcher.time, "perf_counter", lambda: now[0])
+    made = Batcher(sums, Admission(Settings()), lambda _: None)
+    made.cores, made.workers, made.one_core = 4, 2, 0.1
+    assert made._threads(alone=True) == 4 and made._threads(alone=False) == 2
+    made._judge(2, 0.15)
+    assert made._threads(alone=True) == 4
+    made.shared = lambda: True
+    assert made._threads(alone=True) == 1
+    made.shared = lambda: False
+    made._judge(1, 2.0)
+    assert made._threads(alone=True) == made._threads(alone=False) == 1
+    now[0] += 11
+    assert made._threads(alone=True) == 4
+    made._judge(1, 2.0)  # still: for longer
+    now[0] += 11
+    assert made._threads(alone=True) == 1
+    now[0] += 11
+    made._judge(1, 0.05)
+    made._judge(1, 2.0)
+    now[0] += 11
+    assert made._threads(alone=True) == 4
+
+
+def test_workers_see_that_cores_are_crowded() -> None:
+    """A model that is slow whenever it has two threads."""
+    threads: list[int] = []
+
+    def compute(pictures: Sequence[Prepared]) -> Tensor:
+        threads.append(torch.get_num_threads())
+        return sums(pictures)
+
+    async def run() -> None:
+        made = Batcher(compute, Admission(Settings()), lambda _: None)
+        made.cores, made.one_core = 2, 0.0  # any time is longer
+        made.start()
+        for picture in images(3):
+            await asyncio.wait_for(made.submit(picture, time.perf_counter()), 30)
+        await asyncio.get_running_loop().run_in_executor(None, made.stop)
+
+    asyncio.run(run())
+    assert threads == [2, 1, 1]
 
 
 class Body(bytearray):

@@ -144,15 +144,17 @@ def test_a_crowd_does_not_shut_others_out(strict: Running) -> None:
 
 
 class Someone:
-    def __init__(self, address: str) -> None:
-        self.address, self.gone = address, False
+    def __init__(self, address: str, unread: int = 0) -> None:
+        self.address, self.unread, self.gone = address, unread, False
 
     def give_way(self) -> None:
         self.gone = True
 
+    cut = give_way
+
 
 def test_who_gives_way() -> None:
-    crowd = Crowd(most=4, most_each=3)
+    crowd = Crowd(most=4, most_each=3, most_unread=100)
     first, second, busy, friend, late = (Someone(name) for name in "aaabb")
     for each in (first, second, busy):
         assert crowd.enter(each)
@@ -169,6 +171,25 @@ def test_who_gives_way() -> None:
     for each in (fourth, busy):
         crowd.works(each)
     assert not crowd.enter(Someone("c")), "everybody is being answered"
+
+
+def test_answers_that_nobody_reads_are_limited_in_all() -> None:
+    crowd = Crowd(most=8, most_each=8, most_unread=100)
+    first, second, third, large = Someone("a", 60), Someone("b", 30), Someone("c", 20), Someone("d", 500)
+    for each in (first, second, third, large):
+        crowd.enter(each)
+    crowd.stops_reading(first)
+    crowd.stops_reading(second)
+    assert not first.gone
+    crowd.stops_reading(third)
+    assert first.gone and not second.gone, (
+        "the one that has not read for longest goes, and no more than needed"
+    )
+    crowd.reads(second)
+    crowd.stops_reading(large)  # one answer of any size is sent
+    assert third.gone and not second.gone and not large.gone
+    crowd.leave(large)
+    assert not crowd.stuck
 
 
 def test_addresses_and_files() -> None:

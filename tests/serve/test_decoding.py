@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
 
-from tests.hostile import requests
+from tests.hostile import pictures, requests
 from tests.serve_client import client, post, wait_until_ready
 from vitreous.predict import Classifier
 from vitreous.serve import service
-from vitreous.serve.costs import CHEAP_WORK, MAX_CHUNKS, cost
+from vitreous.serve.costs import CHEAP_BYTES, CHEAP_WORK, MAX_CHUNKS, cost
 
 LIMIT = 25_000_000
 DECODE = service.decode
@@ -31,7 +31,7 @@ def encoded(form: str, width: int, height: int, **how: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("form", "how", "units", "cheap"),
+    ("form", "how", "units", "sure"),
     [
         ("JPEG", {}, 1.1, True),
         ("JPEG", {"progressive": True}, 2.0, True),
@@ -41,24 +41,31 @@ def encoded(form: str, width: int, height: int, **how: Any) -> bytes:
         ("WEBP", {"exif": b"Exif\0\0MM\0*\0\0\0\x08\0\0"}, 2.5, False),
         ("GIF", {}, 1.5, False),
         ("BMP", {}, 1.0, False),
-        ("AVIF", {}, 4.0, False),
+        ("AVIF", {}, 6.0, False),
     ],
 )
-def test_costs_are_known_from_the_header(form: str, how: dict[str, Any], units: float, cheap: bool) -> None:
+def test_costs_are_known_from_the_header(form: str, how: dict[str, Any], units: float, sure: bool) -> None:
     found = cost(encoded(form, 300, 200, **how), LIMIT)
-    assert found.work == pytest.approx(300 * 200 * units) and found.cheap == cheap
+    assert found.work == pytest.approx(300 * 200 * units) and found.little and found.sure == sure
+    assert not cost(encoded(form, 1800, 1700, **how), LIMIT).little
 
 
 def test_what_may_be_dear_is_not_cheap() -> None:
     large = encoded("JPEG", 2500, 2000)
-    assert cost(large, LIMIT).work > CHEAP_WORK and not cost(large, LIMIT).cheap
-    assert not cost(requests.many_scans(400, 4000), LIMIT).cheap
+    assert cost(large, LIMIT).work > CHEAP_WORK and not cost(large, LIMIT).sure
+    assert not cost(requests.many_scans(400, 4000), LIMIT).sure
     assert cost(requests.many_scans(5000, 4000), LIMIT).work > 400 * LIMIT
     small = encoded("PNG", 8, 8)
-    assert not cost(small[:33] + b"\0\0\0\0tEXt\0\0\0\0" * MAX_CHUNKS + small[33:], LIMIT).cheap
+    assert not cost(small[:33] + b"\0\0\0\0tEXt\0\0\0\0" * MAX_CHUNKS + small[33:], LIMIT).sure
     comments = b"\xff\xfe\0\x02" * 100
-    assert not cost(b"\xff\xd8" + comments + encoded("JPEG", 8, 8)[2:], LIMIT).cheap
-    assert not cost(encoded("TIFF", 8, 8), LIMIT).cheap
+    assert not cost(b"\xff\xd8" + comments + encoded("JPEG", 8, 8)[2:], LIMIT).sure
+    assert not cost(encoded("TIFF", 8, 8), LIMIT).sure
+    assert cost(pictures.run_length_bmp(100, 50), LIMIT) == (35 * 100 * 50, True, False), "decoded in Python"
+    heavy = encoded("JPEG", 300, 200, progressive=True) + bytes(CHEAP_BYTES)
+    assert cost(heavy, LIMIT) == (6 * 300 * 200, False, False), "its scans are not counted"
+    tile = b"\0\0\0\x1cftypavif" + b"ispe" + bytes(4) + bytes.fromhex("00000040 00000040")
+    whole = tile + b"ispe" + bytes(4) + bytes.fromhex("00000400 00000800")
+    assert cost(whole, LIMIT).work == 6 * 1024 * 2048, "of the largest"
     assert cost(b"II*\0" + bytes(16 << 20), LIMIT).work == 1.5 * LIMIT, "of what is not known"
 
 
@@ -86,7 +93,7 @@ def test_dear_pictures_hold_up_no_other(
     found: list[tuple[int, str]] = []
 
     def send(server: TestClient) -> None:
-        answer = post(server, encoded("GIF", 900, 900))
+        answer = post(server, encoded("GIF", 1500, 1500))
         found.append((answer.status_code, answer.json()["error"]))
 
     with client(digits, deadline=4.0) as made:
@@ -98,6 +105,7 @@ def test_dear_pictures_hold_up_no_other(
             time.sleep(0.01)
         assert post(made, image).status_code == 200
         assert post(made, encoded("JPEG", 8, 8)).status_code == 200
+        assert post(made, encoded("WEBP", 8, 8)).status_code == 200
         assert not found, "the others were answered first"
         for thread in threads:
             thread.join()

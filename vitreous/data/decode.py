@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, features
 
-from vitreous.data import headers
+from vitreous.data import dear, headers
 from vitreous.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", *(("AVIF",) if features.check("avif") else ()))
@@ -57,9 +57,11 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     shortest: int | None = None,
     name: str | None = None,
+    guarded: bool = False,
 ) -> Image.Image:
     """Decode one image fully: upright (EXIF), 8 bits, gray (1 channel), RGB (3) or RGBA (4).
 
+    What may take long is decoded in a process that is ended after a minute; not if this is one (`guarded`).
     With `shortest`, a JPEG may be decoded at a half, a quarter or an eighth of its size, as long as its
     shorter side keeps that many pixels: several times faster for photographs.
     """
@@ -73,14 +75,22 @@ def decode(
     name = name or "image"
     image = open_header(source, max_pixels=max_pixels, name=name)
     try:
+        apart = not guarded and dear.is_dear(image, source)
         if shortest is not None and image.format in JPEGS:
             image.draft(None, draft_size(image.size, shortest))
-        image.load()
-        return to_channels(upright(image), channels)
+        return dear.in_process(lambda: _load(image, channels)) if apart else _load(image, channels)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
+
+
+def _load(image: Image.Image, channels: int) -> Image.Image:
+    try:
+        image.load()
+        return to_channels(upright(image), channels)
+    except DataError:
+        raise
     except Exception as error:  # hostile bytes: whatever the decoder raises, this file is what is wrong
-        raise DataError(f"{name}: {_reason(error)}") from None
+        raise DataError(_reason(error)) from None
 
 
 def open_header(data: bytes, *, max_pixels: int = MAX_PIXELS, name: str = "image") -> Image.Image:

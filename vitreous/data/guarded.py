@@ -31,6 +31,7 @@ REQUEST, REPLY = struct.Struct("<dQ"), struct.Struct("<IQ")
 """Seconds and bytes of a request; bytes of a reply's JSON, and of the arrays that follow."""
 DTYPES = ("uint8", "bool")
 MAX_REPLY = 1 << 28
+"""Bytes that a worker may send, unless its user wants more."""
 GRACE = 2.0
 """Seconds beyond its limit after which a worker that was not ended by the kernel is ended by us."""
 NICENESS = 5
@@ -43,10 +44,11 @@ class TooCostly(DataError):
 
 
 class Workers:
-    """Processes that do one kind of work; each has so many bytes of memory beyond what it starts with."""
+    """Processes that do one kind of work; each has so many bytes of memory beyond what it starts with, and
+    sends no more than `most`."""
 
-    def __init__(self, work: Work, memory: int) -> None:
-        self.work, self.memory = work, memory
+    def __init__(self, work: Work, memory: int, *, niceness: int = NICENESS, most: int = MAX_REPLY) -> None:
+        self.work, self.memory, self.niceness, self.most = work, memory, niceness, most
         self.lock = threading.Lock()
         self.idle: list[_Worker] = []
         self.template, self.control = self._fork()
@@ -82,14 +84,14 @@ class Workers:
                 socket.send_fds(self.control, [b"w"], [there.fileno()])
             except OSError:  # the template was killed from outside, for memory perhaps
                 if not self.template:
-                    raise TooCostly("no more pictures are decoded here: the server ends") from None
+                    raise TooCostly("no more pictures are decoded here: the program ends") from None
                 os.waitpid(self.template, 0)
                 self.control.close()
                 self.template, self.control = self._fork()
                 socket.send_fds(self.control, [b"w"], [there.fileno()])
             finally:
                 there.close()
-        return _Worker(here)
+        return _Worker(here, self.most)
 
     def _fork(self) -> tuple[int, socket.socket]:
         here, there = socket.socketpair()
@@ -100,7 +102,7 @@ class Workers:
         if process:
             there.close()
             return process, here
-        _be_template(there, self.work, self.memory)
+        _be_template(there, self.work, self.memory, self.niceness)
 
 
 class _Reply:
@@ -128,9 +130,8 @@ class _Reply:
 class _Worker:
     """Our end of one process."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.process = 0
+    def __init__(self, sock: socket.socket, most: int) -> None:
+        self.sock, self.most = sock, most
 
     def ask(self, data: bytes, seconds: float) -> _Reply:
         """Send bytes and wait for the answer, no longer than the limit."""
@@ -140,7 +141,7 @@ class _Worker:
             self.sock.sendall(REQUEST.pack(seconds, len(data)))
             self.sock.sendall(data)
             size, rest = REPLY.unpack(_read(self.sock, REPLY.size))
-            if size + rest > MAX_REPLY:
+            if size + rest > self.most + MOST_SAID:
                 raise DataError("the decoder sent no picture")
             return _Reply(json.loads(_read(self.sock, size)), _read(self.sock, rest))
         except (OSError, EOFError):
@@ -164,7 +165,7 @@ def _read(sock: socket.socket, size: int) -> bytearray:
     return held
 
 
-def _be_template(control: socket.socket, work: Work, memory: int) -> NoReturn:
+def _be_template(control: socket.socket, work: Work, memory: int, niceness: int) -> NoReturn:
     """Fork workers on demand until nobody is at the other end."""
     try:
         os.setsid()
@@ -181,15 +182,16 @@ def _be_template(control: socket.socket, work: Work, memory: int) -> NoReturn:
                 break
             if os.fork() == 0:
                 control.close()
-                _be_worker(socket.socket(fileno=handles[0]), work, memory)
+                _be_worker(socket.socket(fileno=handles[0]), work, memory, niceness)
             os.close(handles[0])
     finally:
         os._exit(0)
 
 
-def _be_worker(sock: socket.socket, work: Work, memory: int) -> NoReturn:
+def _be_worker(sock: socket.socket, work: Work, memory: int, niceness: int) -> NoReturn:
     """Do one piece of work after the other until nobody is at the other end."""
     try:
+        os.nice(niceness)
         _limit(memory)
         said = _listen_to_libraries()
         while True:
@@ -234,7 +236,6 @@ def _limit(memory: int) -> None:
     """Bound this process: memory beyond what it has, no core dumps, no files, first to go if memory ends."""
     import resource
 
-    os.nice(NICENESS)
     for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         resource.setrlimit(kind, (most, most))
     try:

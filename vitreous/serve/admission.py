@@ -26,6 +26,9 @@ class Admission:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.images = self.bytes = 0
+        self.arriving = self.decoding = 0
+        """Of the images those that the model can't begin with: their request still arrives, or they are in a
+        decoder that takes its time."""
         self.seconds_per_image = 0.0
         self.waiting: dict[object, float] = {}
         """When each image that waits for the model began to, the first one first."""
@@ -45,10 +48,10 @@ class Admission:
 
     @property
     def backlog_seconds(self) -> float:
-        """Seconds until all images in progress are done; at least what the first of them has waited."""
+        """Seconds until the model has done all images that it can; at least what the first has waited."""
         first = next(iter(self.waiting.values()), None)
         waited = 0.0 if first is None else time.perf_counter() - first
-        return max(waited, self.images * self.seconds_per_image)
+        return max(waited, (self.images - self.arriving - self.decoding) * self.seconds_per_image)
 
     def computed(self, images: int, seconds: float) -> None:
         """Learn how long images have taken, so that the pace is that of the last second, or of the last ten
@@ -60,7 +63,12 @@ class Admission:
         """Return whether so many more images, of so many bytes, can be answered in time."""
         full = self.images + images > self.settings.queue
         heavy = self.bytes > 0 and self.bytes + size > self.settings.queue_bytes
-        return not (full or heavy or self.backlog_seconds > HEADROOM * self.settings.deadline)
+        return not (full or heavy or self.late)
+
+    @property
+    def late(self) -> bool:
+        """Whether a request would have to wait for too long."""
+        return self.backlog_seconds > HEADROOM * self.settings.deadline
 
     @contextmanager
     def admit(self, size: int) -> Iterator["Reservation"]:
@@ -74,14 +82,22 @@ class Admission:
 
     @contextmanager
     def receiving(self, address: str, size: int) -> Iterator[None]:
-        """Count a body while it arrives; refuse it where its address has half of all places already."""
+        """Count a body while it arrives; refuse it where its address has half of all places already.
+
+        Until then nobody waits for it: a few that trickle in would shut everybody out of a slow model. So the
+        door looks again at the backlog when it is there.
+        """
         count, held = self.senders.get(address, (0, 0))
         if count and (2 * count >= self.settings.queue or 2 * (held + size) > self.settings.queue_bytes):
             raise overloaded(self.settings.deadline)
         self.senders[address] = count + 1, held + size
+        self.arriving += 1
         try:
             yield
+            if self.late:
+                raise overloaded(self.backlog_seconds)
         finally:
+            self.arriving -= 1
             count, held = self.senders.pop(address)
             if count > 1:
                 self.senders[address] = count - 1, held - size
@@ -90,14 +106,18 @@ class Admission:
 class Hold:
     """The work that one image holds of a lane until it is decoded, or given up."""
 
-    def __init__(self, lane: Lane, work: float) -> None:
-        self.lane, self.work, self.held = lane, work, work
+    def __init__(self, admission: Admission, lane: Lane, work: float) -> None:
+        self.admission, self.lane, self.work = admission, lane, work
+        self.held = True
         lane.work += work
+        admission.decoding += lane.slow
 
     def release(self) -> None:
         """Give it back; once."""
-        self.lane.work -= self.held
-        self.held = 0.0
+        if self.held:
+            self.held = False
+            self.lane.work -= self.work
+            self.admission.decoding -= self.lane.slow
 
 
 class Reservation:
@@ -126,7 +146,7 @@ class Reservation:
         busy = before > HEADROOM * settings.deadline
         if busy or (before > 0 and before + own > TOGETHER * settings.deadline):
             raise overloaded(before)
-        made = [Hold(lane, work) for work in works]
+        made = [Hold(self.admission, lane, work) for work in works]
         self.holds += made
         return made
 

@@ -5,6 +5,7 @@ batches pay, and how large they should be, is measured on this device when the s
 """
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -24,6 +25,8 @@ INLINE_SECONDS = 0.003
 """An image that takes less on one core is computed on the event loop: handing it over would cost more."""
 LOOP_SECONDS = 0.03
 """How long the event loop computes at a stretch before it looks at its sockets again."""
+CROWDED_SECONDS = (10.0, 300.0)
+"""How long one image has one core after several were slower than one: at first, and at most."""
 PAYS = 0.95
 """A larger batch must bring the time of an image below this share of what it was."""
 Compute = Callable[[Sequence[Prepared]], Tensor]
@@ -53,6 +56,9 @@ class Batcher:
         self.threads: list[threading.Thread] = []
         self.loop: asyncio.AbstractEventLoop | None = None
         self.last, self.busy, self.lock = 0.0, 0, threading.Lock()
+        self.shared: Callable[[], bool] = lambda: False
+        """Says whether something else of this server is at work on the cores."""
+        self.one_core, self.crowded_until, self.crowded_for = math.inf, -math.inf, CROWDED_SECONDS[0]
 
     def calibrate(self, example: Prepared, device: torch.device) -> None:
         """Warm the model up, and find the smallest batch that is as good as any for throughput.
@@ -64,7 +70,8 @@ class Batcher:
         worker_counts = [1]
         if device.type == "cpu":
             torch.set_num_threads(1)
-            self.inline = self._measure(1, example, 1) < INLINE_SECONDS
+            self.one_core = self._measure(1, example, 1)
+            self.inline = self.one_core < INLINE_SECONDS
             worker_counts = [1] if self.inline or self.cores == 1 else [1, self.cores]
         best = float("inf")
         for workers in worker_counts:
@@ -147,14 +154,33 @@ class Batcher:
             with self.lock:
                 alone = self.busy == 0 and share == 1
                 self.busy += 1
-            torch.set_num_threads(self.cores if alone else max(1, self.cores // self.workers))
+            threads = self._threads(alone)
+            torch.set_num_threads(threads)
+            begun = time.perf_counter()
             result = self._run(jobs)
             with self.lock:
                 self.busy -= 1
+                if threads > 1:
+                    self._judge(len(result[0]), time.perf_counter() - begun)
             assert self.loop is not None
             self.loop.call_soon_threadsafe(self._resolve, *result)
             if ended:
                 return
+
+    def _threads(self, alone: bool) -> int:
+        """Return how many cores a batch gets: while the machine is crowded, each keeps to one."""
+        if time.perf_counter() < self.crowded_until or self.shared():
+            return 1
+        return self.cores if alone else max(1, self.cores // self.workers)
+
+    def _judge(self, images: int, seconds: float) -> None:
+        """See whether several cores were slower than one would be: threads that wait for each other can take
+        twenty times as long on cores that others use too."""
+        if seconds <= images * self.one_core:
+            self.crowded_for = CROWDED_SECONDS[0]
+            return
+        self.crowded_until = time.perf_counter() + self.crowded_for
+        self.crowded_for = min(2 * self.crowded_for, CROWDED_SECONDS[1])
 
     def _run(self, jobs: list[Job]) -> tuple[list[Job], list[list[float]] | Exception]:
         jobs = [job for job in jobs if not job.answer.done()]  # nobody waits for those past the deadline

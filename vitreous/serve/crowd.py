@@ -1,7 +1,8 @@
-"""The connections that are open: how many in all, how many from each address, and which of them only wait.
+"""The connections that are open: how many in all, how many from each address, which of them only wait, and
+which do not read their answers.
 
 A newcomer to a full house takes the place of whoever has waited longest without a request; a connection whose
-request is being answered is never given up for it.
+request is being answered is never given up for it. Answers that nobody reads have a limit in all.
 """
 
 import ipaddress
@@ -18,8 +19,16 @@ class Member(Protocol):
 
     address: str
 
+    @property
+    def unread(self) -> int:
+        """Bytes of answers that wait for the client to read."""
+        ...
+
     def give_way(self) -> None:
         """Close, without an answer."""
+
+    def cut(self) -> None:
+        """Close at once; what the client has not read is dropped."""
 
 
 @dataclass
@@ -34,9 +43,11 @@ class Neighbours:
 class Crowd:
     """Counts connections and makes room. Event loop only."""
 
-    def __init__(self, most: int, most_each: int) -> None:
-        self.most, self.most_each = most, most_each
+    def __init__(self, most: int, most_each: int, most_unread: int) -> None:
+        self.most, self.most_each, self.most_unread = most, most_each, most_unread
         self.count = 0
+        self.stuck: dict[Member, None] = {}
+        """Those with answers that their clients do not read, the one that has waited longest first."""
         self.addresses: dict[str, Neighbours] = {}
 
     def enter(self, member: Member) -> bool:
@@ -61,6 +72,7 @@ class Crowd:
         """Count a connection out."""
         own = self.addresses[member.address]
         own.waiting.pop(member, None)
+        self.stuck.pop(member, None)
         own.count, self.count = own.count - 1, self.count - 1
         if not own.count:
             del self.addresses[member.address]
@@ -72,6 +84,22 @@ class Crowd:
     def works(self, member: Member) -> None:
         """Note that a connection's request is being answered."""
         self.addresses[member.address].waiting.pop(member, None)
+
+    def stops_reading(self, member: Member) -> None:
+        """Note that a client has more to read than the system holds for it; of too much in all, those go that
+        have not read for longest."""
+        self.stuck[member] = None
+        held = sum(each.unread for each in self.stuck)
+        for each in list(self.stuck):
+            if held <= self.most_unread or each is member:
+                break
+            held -= each.unread
+            del self.stuck[each]
+            each.cut()
+
+    def reads(self, member: Member) -> None:
+        """Note that a client has read."""
+        self.stuck.pop(member, None)
 
 
 def neighbourhood(host: str) -> str:

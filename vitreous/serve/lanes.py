@@ -21,10 +21,12 @@ TELLING_WORK = 250_000
 
 
 class Lane:
-    """Some threads, the work that waits for them, and their pace. Event loop only."""
+    """Some threads, the work that waits for them, and their pace; `slow` if it is for what takes its time.
 
-    def __init__(self, name: str, threads: int) -> None:
-        self.threads, self.work, self.pace = threads, 0.0, UNIT_SECONDS
+    Event loop only."""
+
+    def __init__(self, name: str, threads: int, *, slow: bool = False) -> None:
+        self.threads, self.slow, self.work, self.pace = threads, slow, 0.0, UNIT_SECONDS
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self.free = asyncio.Semaphore(threads)
 
@@ -36,20 +38,25 @@ class Lane:
     async def run(
         self, work: float, function: Callable[Given, Result], *args: Given.args, **named: Given.kwargs
     ) -> Result:
-        """Run a function in a thread as soon as one is free; its work is measured if it comes to an end."""
+        """Run a function in a thread as soon as one is free; its work is measured unless it is given up."""
         await self.free.acquire()
         loop, start = asyncio.get_running_loop(), time.perf_counter()
         future = self.pool.submit(function, *args, **named)
         # The thread is free when it has ended, which may be after its request has been given up
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.free.release))
-        result = await asyncio.wrap_future(future)
+        try:
+            result = await asyncio.wrap_future(future)
+        except Exception:  # what failed may have ended early, but took at least so long
+            self._measured(work, time.perf_counter() - start, at_least=self.pace)
+            raise
         self._measured(work, time.perf_counter() - start)
         return result
 
-    def _measured(self, work: float, seconds: float) -> None:
+    def _measured(self, work: float, seconds: float, at_least: float = 0.0) -> None:
         if work < TELLING_WORK:
             return
         pace = min(SLOWEST, max(FASTEST, seconds / work / UNIT_SECONDS)) * UNIT_SECONDS
+        pace = max(pace, at_least)
         self.pace += max(0.1, 1 - math.exp(-seconds)) * (pace - self.pace)  # of the last second or so
 
     def close(self) -> None:

@@ -18,8 +18,6 @@ from vitreous.serve.settings import Refusal, Settings
 LINGER_SECONDS = 2.0
 """How long a refused client may go on sending before it is cut off: a reset would swallow the answer."""
 LINGER_BYTES = 1 << 20
-FLUSH_SECONDS = 30.0
-"""How long a client may take to read what was sent to it."""
 BODY_GRACE = 2.0
 """Seconds beyond the deadline that a body has here: the request's own deadline answers better."""
 MAX_PIPELINE = 16
@@ -170,19 +168,33 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         """Start the clock for a client that does not read."""
-        self.flush_due = self.loop.time() + FLUSH_SECONDS
+        self.flush_due = self.loop.time() + self.settings.flush_seconds
         super().pause_writing()
+        self.crowd.stops_reading(self)
 
     def resume_writing(self) -> None:
         """Stop that clock."""
         self.flush_due = math.inf
         super().resume_writing()
+        self.crowd.reads(self)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that wait for the client to read; those that the system holds for it are not known."""
+        return self.transport.get_write_buffer_size()
+
+    def cut(self) -> None:
+        """Close at once; what the client has not read is dropped."""
+        log("info", "cut", client=self.address, unread=self.unread)
+        self.transport.abort()
 
     def check(self, now: float) -> None:
         """Close the connection if its time is over."""
         if now < min(self.due, self.flush_due):
             return
-        if self.refused is not None or self.transport.is_closing() or now >= self.flush_due:
+        if now >= self.flush_due:
+            self.cut()
+        elif self.refused is not None or self.transport.is_closing():
             self.transport.abort()
         elif self.heading:
             self.refuse(HEADERS_TOO_SLOW)

@@ -50,7 +50,9 @@ class Service:
         self.meters, self.admission = Meters(), Admission(settings)
         self.meters.inside.set_function(lambda: self.admission.images)
         self.batcher = Batcher(self._compute, self.admission, self.meters.batches.observe)
-        self.cheap, self.dear = Lane("decode", DECODERS), Lane("guard", DECODERS)
+        self.cheap, self.small = Lane("decode", DECODERS), Lane("small", DECODERS)
+        self.dear = Lane("guard", DECODERS, slow=True)
+        self.batcher.shared = lambda: self.dear.work > 0
         self.workers: Workers | None = None
         self.ready, self.inspections = False, 0
 
@@ -80,8 +82,8 @@ class Service:
             self.batcher.stop()
         if self.workers is not None:
             self.workers.close()
-        self.dear.close()
-        self.cheap.close()
+        for lane in (self.dear, self.small, self.cheap):
+            lane.close()
 
     @asynccontextmanager
     async def request(
@@ -124,12 +126,13 @@ class Service:
         """Reserve the decoders' time for those that take some, or refuse the request."""
         if len(uploads) == 1 and bodies.is_small(uploads[0].data):
             return
-        lanes: dict[Lane, list[tuple[bodies.Upload, float]]] = {self.cheap: [], self.dear: []}
+        lanes: dict[Lane, list[tuple[bodies.Upload, float]]] = {self.cheap: [], self.small: [], self.dear: []}
         for upload in uploads:
             if bodies.is_small(upload.data) or not bodies.looks_like_image(upload.data):
                 continue
-            work, cheap = cost(upload.data, self.settings.max_pixels)
-            lanes[self.cheap if cheap else self.dear].append((upload, work))
+            work, little, sure = cost(upload.data, self.settings.max_pixels)
+            lane = self.cheap if sure else self.small if little else self.dear
+            lanes[lane].append((upload, work))
         for lane, some in lanes.items():
             if some:
                 for (upload, _), hold in zip(
@@ -191,7 +194,8 @@ class Service:
 
     def _prepared(self, data: bytes) -> Prepared:
         channels = self.classifier.preprocess.preprocessing.channels
-        return self.classifier.prepare(decode(data, channels, max_pixels=self.settings.max_pixels))
+        picture = decode(data, channels, max_pixels=self.settings.max_pixels, guarded=True)
+        return self.classifier.prepare(picture)
 
     def _compute(self, pictures: Sequence[Prepared]) -> Tensor:
         return self.classifier.probabilities(*self.classifier.collate(pictures))

@@ -31,6 +31,10 @@ class Settings:
     """Seconds from a connection, or the first byte of a request on it, to the end of the headers."""
     idle_seconds: float = 30.0
     """Seconds that a connection stays open between requests."""
+    flush_seconds: float = 30.0
+    """Seconds that a client may take to read an answer."""
+    unread_bytes: int = 256 * MEBIBYTE
+    """Bytes of answers that clients have not read; beyond that those go that have not read for longest."""
     decode_share: float = 0.5
     """Share of the deadline that one picture may take in its decoder, which is ended then."""
     connections: int = 2048

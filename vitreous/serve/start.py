@@ -59,7 +59,7 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
         failures.append(error)
         server.should_exit = True
 
-    crowd = Crowd(room_for(settings.connections), settings.connections_each)
+    crowd = Crowd(room_for(settings.connections), settings.connections_each, settings.unread_bytes)
     config = uvicorn.Config(
         create_app(classifier, name, settings, give_up),
         http=functools.partial(Connection, crowd, settings),  # type: ignore[arg-type]
