@@ -263,6 +263,9 @@ def predict(
         out: Write CSV to this file; run again to go on where an earlier run stopped.
         strict: Exit 1 if any file could not be read, not only if all could not.
     """
+    if not paths:
+        console.fail("no images: name files, folders or patterns after CKPT, or - for standard input")
+        raise SystemExit(2)
     from vitreous.options import from_keywords
     from vitreous.predict import load
     from vitreous.predict.verb import predict_files

@@ -131,7 +131,9 @@ def _assemble(found: Found, source: str, seed: int, carve: bool) -> Dataset:
         missing = tuple(name for name in missing if len(parts[name]))
         splits |= {name: train.select(rows) for name, rows in parts.items() if name == "train" or len(rows)}
     ordered = {name: splits[name] for name in ("train", "val", "test") if name in splits}
-    return Dataset(labels, multilabel, ordered, _fingerprint(ordered, labels), carved=missing)
+    return Dataset(
+        labels, multilabel, ordered, _fingerprint(ordered, labels), carved=missing, left_out=found.left_out
+    )
 
 
 def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | list[int]]]]:
