@@ -252,7 +252,8 @@ def test_what_is_passed_over_in_a_folder_is_said(
     status, rows = run_json(capsys, sealed, str(folder))
     assert status == 0 and len(rows) == 13
     assert cli.main(["predict", sealed, str(folder)]) == 0
-    assert "side files of macOS (._x): 1 (._0001.png); files ending in .txt: 1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"side files of macOS (._x): 1 ({folder}/._0001.png); files ending in .txt: 1" in said
 
 
 @pytest.mark.parametrize("separator", ["\n", "\0", "\r\n"])

@@ -208,7 +208,8 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
 
 
 def _too_large(what: str, max_pixels: int) -> str:
-    return f"{what} are more than the limit of {max_pixels:,}: scale the image down, or raise the limit"
+    option = "" if max_pixels == MAX_PIXELS else ", or raise --max-pixels"  # the server's; ours is fixed
+    return f"{what} are more than the limit of {max_pixels:,}: scale the image down{option}"
 
 
 def _reason(error: Exception) -> str:

@@ -18,6 +18,7 @@ LONGEST_ENDING = 8
 EXAMPLES = 6
 """Reasons that are named in one line; the others are counted together."""
 
+LEFT_OUT = "left out: "
 MAC = "side files of macOS (._x)"
 HIDDEN = "hidden files"
 HIDDEN_FOLDER = "hidden folders"
@@ -64,7 +65,7 @@ def said(left_out: tuple[LeftOut, ...]) -> str | None:
     parts = [f"{row.reason}: {row.count:,} ({row.example})" for row in left_out[:EXAMPLES]]
     if rest := left_out[EXAMPLES:]:
         parts.append(f"for other reasons: {sum(row.count for row in rest):,} (`vitreous check` lists them)")
-    return f"left out: {'; '.join(parts)}"
+    return LEFT_OUT + "; ".join(parts)
 
 
 def why_not(name: str) -> str | None:
@@ -89,18 +90,21 @@ class Seen(NamedTuple):
     error: str | None = None
 
 
-def walk(folder: str, tally: Tally) -> Iterator[Seen]:
+def walk(folder: str, tally: Tally, root: str | None = None) -> Iterator[Seen]:
     """Yield the pictures below a folder by name, those of its subfolders after its own.
 
-    Links to folders are followed, but for those that would lead in a circle. What is left out is counted.
+    Links to folders are followed, but for those that would lead in a circle. What is left out is counted, with
+    examples that are named from `root` on.
     """
-    yield from _walk(folder, folder, tally, ())
+    yield from _walk(folder, root, tally, ())
 
 
 Place = tuple[int, int]
 
 
-def _walk(folder: str, root: str, tally: Tally, above: tuple[Place, ...]) -> Generator[Seen, None, int]:
+def _walk(
+    folder: str, root: str | None, tally: Tally, above: tuple[Place, ...]
+) -> Generator[Seen, None, int]:
     """Search a folder; return how many pictures lie below it."""
     try:
         status = os.stat(folder)
@@ -118,12 +122,12 @@ def _walk(folder: str, root: str, tally: Tally, above: tuple[Place, ...]) -> Gen
                 if (reason := _why_not_below(entry, above)) is None:
                     subfolders.append(entry.path)
                 else:
-                    tally.add(reason, os.path.relpath(entry.path, root))
+                    tally.add(reason, _named(entry.path, root))
             elif (reason := why_not(entry.name)) is None:
                 count += 1
                 yield Seen(entry.path)
             else:
-                tally.add(reason, os.path.relpath(entry.path, root))
+                tally.add(reason, _named(entry.path, root))
     empty = []
     for subfolder in subfolders:
         below = yield from _walk(subfolder, root, tally, above)
@@ -132,8 +136,12 @@ def _walk(folder: str, root: str, tally: Tally, above: tuple[Place, ...]) -> Gen
             empty.append(subfolder)
     if count or len(above) == 1:  # else this folder is counted, and not each of those in it
         for subfolder in empty:
-            tally.add(EMPTY, os.path.relpath(subfolder, root))
+            tally.add(EMPTY, _named(subfolder, root))
     return count
+
+
+def _named(path: str, root: str | None) -> str:
+    return path if root is None else os.path.relpath(path, root)
 
 
 def _why_not_below(entry: "os.DirEntry[str]", above: tuple[Place, ...]) -> str | None:

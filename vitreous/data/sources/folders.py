@@ -57,7 +57,7 @@ def _images(root: Path, folder: Path, labelled: bool, tally: Tally) -> tuple[Enc
     labels: list[Label] = []
     loose: list[str] = []
     known: dict[str, tuple[str, str]] = {}
-    for path, error in pictures.walk(str(folder), tally):
+    for path, error in pictures.walk(str(folder), tally, str(root)):
         directory, file = os.path.split(path)
         if error is not None:
             tally.add(pictures.CLOSED, os.path.relpath(path, root))
@@ -88,7 +88,7 @@ def _count_beside(root: Path, splits: set[Path], tally: Tally) -> None:
         if child.is_dir() and child.name.startswith("."):
             tally.add(pictures.HIDDEN_FOLDER, child.name)
         elif child.is_dir():
-            for path, error in pictures.walk(str(child), tally):
+            for path, error in pictures.walk(str(child), tally, str(root)):
                 reason = pictures.NO_SPLIT if error is None else pictures.CLOSED
                 tally.add(reason, os.path.relpath(path, root))
         else:
