@@ -372,6 +372,7 @@ def _written(found: "Figures", json: bool) -> None:
     if json:
         console.document(row)
     else:
+        row.pop("lost", None)  # was said on the way
         console.table(list(row), [list(row.values())])
 
 

@@ -93,8 +93,8 @@ class Seen(NamedTuple):
 def walk(folder: str, tally: Tally, root: str | None = None) -> Iterator[Seen]:
     """Yield the pictures below a folder by name, those of its subfolders after its own.
 
-    Links to folders are followed, but for those that would lead in a circle. What is left out is counted, with
-    examples that are named from `root` on.
+    Links to folders are followed, but for those that would lead in a circle. What is left out is counted; the
+    examples are named from `root` on.
     """
     yield from _walk(folder, root, tally, ())
 
