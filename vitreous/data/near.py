@@ -15,8 +15,8 @@ GAP = 16.0
 """Large photographs are first reduced by whole numbers, until they have so many pixels for each small one."""
 MOST_BITS = 10
 LARGEST_DIFFERENCE = 0.08
-"""Mean difference of the small pictures, relative to their contrast. On 300 photographs, copies of half to a
-quarter of the size or of JPEG quality 50 were at 0.07 at most, two different photographs at 1.0 at least."""
+"""Mean difference of the small pictures, relative to their contrast. Of 300 photographs, copies of a quarter
+of the size or of JPEG quality 50 were at 0.07 at most, different ones with near hashes at 1.0 at least."""
 MOST_CANDIDATES = 256
 """Of each picture, the nearest: blank ones may have thousands."""
 ROWS, COLUMNS = 16, 8192
