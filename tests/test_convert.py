@@ -1,6 +1,7 @@
 """Conversion: proven by the target's library, kept only when it agrees, nothing overwritten."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,40 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert load(tmp_path / "a.safetensors").model.config.image_size == (64, 96)
     assert cli.main(["convert", str(SEALED), str(tmp_path / "b.npz"), "--to", "google"]) == 1
     assert "no place for the activation gelu (JAX computes gelu_tanh)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "lost"),
+    [
+        ("vitreous", "sealed.safetensors", []),
+        ("timm", "folder", ["temperature", "probability below"]),
+        ("hf", "folder", ["temperature", "probability below"]),
+        (
+            "timm",
+            "bare.pth",
+            ["temperature", "probability below", "names of 10", "cover 40x40"],
+        ),
+        ("torchvision", "bare.pth", ["temperature", "probability below", "names of 10", "preprocessing"]),
+        ("google", "bare.npz", ["temperature", "probability below", "names of 10", "preprocessing"]),
+    ],
+)
+def test_what_a_layout_cannot_carry_is_said(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str, name: str, lost: list[str]
+) -> None:
+    classifier = load(FIXTURES / "google_vit.npz" if layout == "google" else source)
+    classifier.labels = [f"class {row}" for row in range(10)]
+    classifier.about |= {"calibration": {"temperature": 1.5}, "abstain": 0.25}
+    changed = replace(
+        classifier.preprocess.preprocessing, resize="cover", resize_size=(40, 40), mean=(0.1,) * 3
+    )
+    classifier.preprocess.preprocessing = changed
+    sealed = classifier.save(tmp_path / "rich.safetensors")
+    capsys.readouterr()
+    found = convert(str(sealed), tmp_path / name, layout).lost
+    assert len(found) == len(lost) and all(part in text for part, text in zip(lost, found, strict=True))
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert warned == [f"warning: the {layout} layout can't carry {text}" for text in found]
+
+
+def test_a_model_without_names_or_calibration_loses_nothing(source: Path, tmp_path: Path) -> None:
+    assert convert(str(source), tmp_path / "folder", "timm").lost == []

@@ -10,8 +10,9 @@ from PIL import Image
 
 from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous import cli
-from vitreous.data import check, open_data
+from vitreous.data import check, open_data, require_readable
 from vitreous.data.survey import survey
+from vitreous.errors import DataError
 
 __all__ = ["own_cache"]
 
@@ -79,9 +80,118 @@ def test_every_option_that_is_advised_exists(
     advice += [line for line in Path("docs/check.md").read_text().splitlines() if line.startswith("| ")]
     named = [words for text in advice for words in re.findall(r"--[a-z-]+(?: [a-z]+)?", text)]
     assert named.count("--balance sampler") == 2  # in the table and on the page
+    assert "--fit pad" in named
     for words in named:
         assert cli.main(["train", str(tmp_path / "nowhere"), *words.split()]) == 1, words
         assert "no data at" in capsys.readouterr().err
+
+
+def test_left_out_files_are_counted_and_the_held_out_part_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_folder(tmp_path / "data", {"x": 30, "y": 30})
+    (root / "x" / "001.png.bak").write_bytes(b"x")
+    (root / "z").mkdir()
+    (root / "beside.png").write_bytes(encoded(picture(99)))
+    assert cli.main(["check", str(root)]) == 0
+    out, err = capsys.readouterr()
+    rows = {re.split(r" {2,}", line)[0]: line.split()[-2:] for line in out.splitlines()}
+    assert rows["left out: files ending in .bak"] == ["1", "x/001.png.bak"]
+    assert rows["left out: folders without pictures"] == ["1", "z"]
+    assert rows["left out: pictures outside class folders"] == ["1", "beside.png"]
+    parts = {name: len(split) for name, split in open_data(root).splits.items()}
+    held = f"hold out {parts['val']} for val and {parts['test']} for test"
+    assert held in err and f"learn from {parts['train']}" in err
+    assert cli.main(["check", str(root), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["training"] == parts and document["held_out"] == ["val", "test"]
+    assert document["images"] == {"train": 60}  # what the source has
+    assert {"reason": "files ending in .bak", "count": 1, "example": "x/001.png.bak"} in document["left_out"]
+
+
+def test_nothing_is_held_out_where_the_source_has_its_splits(faulty: Path) -> None:
+    report = survey(open_data(faulty, carve=False))
+    assert report.held_out == [] and report.training == report.images and report.left_out == []
+
+
+def test_near_copies_across_splits_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Encoded anew, resized, stretched: copies all the same. Exact ones are counted elsewhere."""
+    root = make_folder(tmp_path, {"train/x": 20, "train/y": 20}, format="jpg")
+    make_folder(root / "test", {"x": 10, "y": 10}, first=100)
+    (root / "test" / "x" / "quality.jpg").write_bytes(encoded(picture(0), "JPEG", quality=40))
+    (root / "test" / "x" / "half.png").write_bytes(encoded(picture(1).resize((24, 18))))
+    (root / "test" / "y" / "square.webp").write_bytes(encoded(picture(2).resize((96, 96)), "WEBP"))
+    (root / "test" / "y" / "exact.jpg").write_bytes((root / "train" / "x" / "003.jpg").read_bytes())
+    report = survey(open_data(root, carve=False))
+    assert sorted(report.near_copies) == [
+        ["test/x/half.png", "train/x/001.jpg"],
+        ["test/x/quality.jpg", "train/x/000.jpg"],
+        ["test/y/square.webp", "train/x/002.jpg"],
+    ]
+    assert report.leaks == [["train/x/003.jpg", "test/y/exact.jpg"]]
+    check.show(report)
+    assert re.search(r"near-copies across splits +3  test/x/half.png ~ train", capsys.readouterr().out)
+
+
+def test_copies_that_training_would_hold_out_are_found(tmp_path: Path) -> None:
+    """Without splits in the source, what counts are those that training makes."""
+    root = make_folder(tmp_path, {"x": 40, "y": 40})
+    for number in range(40):
+        (root / "x" / f"small{number:02d}.jpg").write_bytes(encoded(picture(number).resize((40, 30)), "JPEG"))
+    sides = {
+        split.name(i): name
+        for name, split in open_data(root).splits.items()
+        for i in range(len(split))
+        if split.name(i).startswith("x/")
+    }
+    apart = {n for n in range(40) if sides[f"x/{n:03d}.png"] != sides[f"x/small{n:02d}.jpg"]}
+    found = survey(open_data(root, carve=False)).near_copies
+    assert {int(re.findall(r"\d+", row[0])[0]) for row in found} == apart and apart
+
+
+def test_a_class_without_training_images_is_named(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train", {"x": 12, "y": 12})
+    make_folder(tmp_path / "test", {"x": 3, "y": 3, "only": 3}, first=50)
+    report = survey(open_data(tmp_path, carve=False))
+    assert report.untaught == ["only"] and report.blocker is None
+    assert ("classes without training images", 1, "only") in check.summary(report)
+
+
+def test_a_crop_that_cuts_much_away_is_a_hint(tmp_path: Path) -> None:
+    root = make_folder(tmp_path, {"x": 20, "y": 20})
+    hints = [row for row in check.summary(survey(open_data(root, carve=False))) if "far from" in row[0]]
+    assert hints == []
+    for number in range(5):
+        (root / "x" / f"wide{number}.png").write_bytes(encoded(picture(200 + number, (90, 50))))
+    (row,) = [row for row in check.summary(survey(open_data(root, carve=False))) if "far from" in row[0]]
+    assert row[1] == 5 and row[2].endswith("train with --fit pad")
+
+
+@pytest.mark.parametrize("bad", [2, 3])
+def test_check_and_training_agree_on_what_stops(tmp_path: Path, bad: int) -> None:
+    """Few of all images, but more than one in a hundred of those that are learned from."""
+    make_folder(tmp_path / "train", {"x": 30, "y": 30})
+    make_folder(tmp_path / "test", {"x": 150, "y": 150}, first=100)
+    for number in range(bad):
+        (tmp_path / "train" / "x" / f"{number:03d}.png").write_bytes(b"bad %d" % number)
+    report = survey(open_data(tmp_path, carve=False))
+    if bad == 2:
+        assert report.blocker is None and len(require_readable(open_data(tmp_path))) == 2
+        return
+    with pytest.raises(DataError, match=r"3 of \d+ training images can't be read, more than 1%") as stopped:
+        require_readable(open_data(tmp_path))
+    assert report.blocker == str(stopped.value)
+
+
+def test_a_class_without_a_readable_image_stops_both(tmp_path: Path) -> None:
+    make_folder(tmp_path / "train", {"x": 5, "y": 2})
+    make_folder(tmp_path / "val", {"x": 5, "y": 5}, first=50)
+    for number in range(2):
+        (tmp_path / "train" / "y" / f"{number:03d}.png").write_bytes(b"bad %d" % number)
+    blocker = survey(open_data(tmp_path, carve=False)).blocker
+    assert blocker == "1 of the classes have a readable training image: two are needed"
+    with pytest.raises(DataError, match="1 of the classes have a readable training image"):
+        require_readable(open_data(tmp_path))
 
 
 def test_json_is_one_document_and_nothing_else(faulty: Path, capsys: pytest.CaptureFixture[str]) -> None:

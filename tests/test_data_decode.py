@@ -166,3 +166,12 @@ def test_large_jpegs_can_be_decoded_scaled() -> None:
 def test_other_channel_counts_are_refused() -> None:
     with pytest.raises(DataError, match="5 channels"):
         decode(encoded(picture()), channels=5)
+
+
+def test_the_remedy_for_a_large_image_exists() -> None:
+    """The server's limit has an option; that of data sets is fixed, and names none."""
+    image = encoded(Image.new("1", (200, 100)))
+    with pytest.raises(DataError, match=r"limit of 10,000: scale the image down, or raise --max-pixels$"):
+        decode(image, max_pixels=10_000)
+    with pytest.raises(DataError, match=r"limit of 80,000,000: scale the image down$"):
+        decode(encoded(Image.new("1", (10_000, 8_001))))

@@ -11,6 +11,7 @@ import pytest
 from tests.data_images import encoded, own_cache, picture
 from tests.data_sources import CLASSES, expected, seen
 from vitreous.data import open_data
+from vitreous.data.pictures import LeftOut
 from vitreous.errors import DataError
 
 __all__ = ["own_cache"]
@@ -78,3 +79,18 @@ def test_a_sample_without_a_label_is_named(tmp_path: Path) -> None:
         archive.addfile(member)
     with pytest.raises(DataError, match="sample a/7 has no label"):
         open_data(tmp_path / "x.tar")
+
+
+def test_samples_without_a_picture_are_counted(tmp_path: Path) -> None:
+    make_shard(tmp_path / "a.tar")
+    with tarfile.open(tmp_path / "a.tar", "a") as archive:
+        for name in ("9001.npy", "9001.cls", "9002.cls", "9003.mp4", "9003.json"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    for _ in range(2):  # scanned, then remembered
+        data = open_data(tmp_path, carve=False)
+        assert len(data.splits["train"]) == sum(CLASSES.values())
+        assert set(data.left_out) == {
+            LeftOut("files ending in .npy", 1, "a.tar:9001.npy"),
+            LeftOut("samples without a picture", 1, "a.tar:9002.cls"),
+            LeftOut("files ending in .mp4", 1, "a.tar:9003.mp4"),
+        }

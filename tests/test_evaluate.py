@@ -12,11 +12,13 @@ from sklearn.metrics import accuracy_score
 from torch.nn.functional import cross_entropy
 
 import vitreous
+from tests.conftest import train_digits
 from vitreous import checkpoint, cli
 from vitreous.config import EvaluateConfig
 from vitreous.data import open_data
 from vitreous.errors import CheckpointError, DataError, ModelError
-from vitreous.evaluate import evaluate
+from vitreous.evaluate import evaluate, percent
+from vitreous.predict import Classifier
 
 
 @pytest.fixture
@@ -78,16 +80,21 @@ def test_one_image_is_enough(digits_file: Path, tmp_path: Path) -> None:
     assert evaluate(str(digits_file), str(tmp_path / "one"), EvaluateConfig())["count"] == 1
 
 
-def test_calibration_is_fitted_on_val_sealed_and_used(digits_file: Path, tmp_path: Path) -> None:
-    sealed = Path(copy(digits_file, tmp_path / "a.safetensors"))
-    weights = checkpoint.read(sealed)
-    weights.tensors["head.weight"] = weights.tensors["head.weight"] * 4  # the same answers, far too sure
-    weights.tensors["head.bias"] = weights.tensors["head.bias"] * 4
-    checkpoint.write(weights, sealed)
+def test_calibration_is_fitted_on_val_sealed_and_used(
+    digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sealed = overconfident(digits_file, tmp_path / "a.safetensors")
     before = evaluate(str(sealed), "digits", EvaluateConfig())
     after = evaluate(str(sealed), "digits", EvaluateConfig(calibrate=True))
     assert after["accuracy"] == before["accuracy"]
     assert after["loss"] < before["loss"]
+    shown = after["calibration"]
+    assert shown["before"] == {"loss": before["loss"], "ece": before["ece"]} and shown["split"] == "test"
+    assert shown["after"] == {"loss": after["loss"], "ece": after["ece"]} and shown["written"] is True
+    said = capsys.readouterr().err
+    assert f"calibration error {percent(before['ece'])} → {percent(after['ece'])}: written into" in said
+    again = evaluate(str(sealed), "digits", EvaluateConfig(calibrate=True))
+    assert again["calibration"]["written"] is False and again["loss"] == after["loss"]  # nothing to gain
     temperature = checkpoint.read(sealed).about["calibration"]["temperature"]
     assert temperature > 2
     picture = open_data("digits").splits["test"].read(0, 1)
@@ -96,6 +103,15 @@ def test_calibration_is_fitted_on_val_sealed_and_used(digits_file: Path, tmp_pat
     plain.about = {}
     checkpoint.write(plain, sealed)
     assert sure < vitreous.load(sealed).predict(picture)[0].probability
+
+
+def overconfident(source: Path, path: Path) -> Path:
+    """Write the model anew: the same answers, far too sure."""
+    weights = checkpoint.read(source)
+    for name in ("head.weight", "head.bias"):
+        weights.tensors[name] = weights.tensors[name] * 4
+    checkpoint.write(weights, path)
+    return path
 
 
 def test_calibration_is_fitted_on_val_alone(digits_file: Path, tmp_path: Path) -> None:
@@ -110,8 +126,7 @@ def test_calibration_is_fitted_on_val_alone(digits_file: Path, tmp_path: Path) -
         arrays |= {f"x_{name}": pixels, f"y_{name}": targets}
     np.savez(tmp_path / "wrong.npz", **arrays)  # pyright: ignore[reportArgumentType]
     path = Path(copy(digits_file, tmp_path / "mine.safetensors"))
-    evaluate(str(path), str(tmp_path / "wrong.npz"), EvaluateConfig(calibrate=True))
-    sealed = checkpoint.read(path).about["calibration"]
+    found = evaluate(str(path), str(tmp_path / "wrong.npz"), EvaluateConfig(calibrate=True))["calibration"]
     clf, best = vitreous.load(digits_file), {}
     for name in ("val", "test"):
         images = torch.stack([clf.preprocess(Image.fromarray(pixels)) for pixels in arrays[f"x_{name}"]])
@@ -120,9 +135,12 @@ def test_calibration_is_fitted_on_val_alone(digits_file: Path, tmp_path: Path) -
         grid = np.linspace(0.1, 20, 400)
         losses = [cross_entropy(logits / t, torch.from_numpy(arrays[f"y_{name}"])).item() for t in grid]
         best[name] = grid[int(np.argmin(losses))]
-    assert sealed["temperature"] == pytest.approx(best["val"], abs=0.1)
+    assert found["temperature"] == pytest.approx(best["val"], abs=0.1)
     assert best["val"] > 2 * best["test"]
-    assert sealed["images"] == len(arrays["y_val"])
+    assert found["images"] == len(arrays["y_val"])
+    # On test, which is labelled rightly, it does harm: it is shown, and the file is as it was
+    assert found["after"]["ece"] > found["before"]["ece"] and found["written"] is False
+    assert path.read_bytes() == digits_file.read_bytes()
 
 
 def test_a_threshold_to_abstain_is_measured_and_sealed(digits_file: Path, tmp_path: Path) -> None:
@@ -148,6 +166,52 @@ def test_calibration_never_sees_what_is_reported(digits_file: Path, tmp_path: Pa
     np.savez(tmp_path / "two.npz", **arrays)  # pyright: ignore[reportArgumentType]
     with pytest.raises(DataError, match="besides the one that is measured"):  # without a test split: val
         evaluate(str(path), str(tmp_path / "two.npz"), EvaluateConfig(calibrate=True))
+
+
+def test_a_calibration_that_is_cut_short_leaves_the_old_file(
+    digits_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overconfident(digits_file, tmp_path / "best.safetensors")
+    old = (tmp_path / "best.safetensors").read_bytes()
+
+    def fail(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(checkpoint, "save_file", fail)
+        evaluate(str(tmp_path), "digits", EvaluateConfig(calibrate=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["best.safetensors"]
+    assert (tmp_path / "best.safetensors").read_bytes() == old
+
+
+def test_a_link_to_a_sealed_file_stays_one(digits_file: Path, tmp_path: Path) -> None:
+    sealed = overconfident(digits_file, tmp_path / "a.safetensors")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "model.safetensors").symlink_to(sealed)
+    assert evaluate(str(tmp_path / "linked"), "digits", EvaluateConfig(calibrate=True))["calibration"][
+        "written"
+    ]
+    assert (tmp_path / "linked" / "model.safetensors").is_symlink()
+    assert "calibration" in checkpoint.read(sealed).about
+
+
+def test_thresholds_are_written_only_where_they_help(pairs: Path, tmp_path: Path) -> None:
+    """Labels that are never given at 0.5 are at a fitted threshold; a second fit has nothing to gain."""
+    model = train_digits(steps=1, image_size=(8, 8))
+    arrays = dict(np.load(pairs))
+    arrays |= {"x_val": arrays["x_train"][:200], "y_val": arrays["y_train"][:200]}
+    np.savez(tmp_path / "several.npz", **arrays)
+    with torch.no_grad():
+        model.model.head.bias -= 5.0
+    sealed = Classifier(model.model, model.preprocess, model.labels, {"multilabel": True}).save(
+        tmp_path / "several.safetensors"
+    )
+    options = EvaluateConfig(calibrate=True)
+    found = evaluate(str(sealed), str(tmp_path / "several.npz"), options)["calibration"]
+    assert found["written"] and found["after"]["f1"] > found["before"]["f1"] == 0
+    assert checkpoint.read(sealed).about["thresholds"] == found["thresholds"]
+    assert not evaluate(str(sealed), str(tmp_path / "several.npz"), options)["calibration"]["written"]
 
 
 def test_calibration_wants_a_sealed_file(digits_file: Path, tmp_path: Path) -> None:

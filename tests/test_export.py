@@ -144,16 +144,58 @@ def test_the_file_is_whole_portable_and_tells_no_paths(digits: Classifier, tmp_p
     assert b"site-packages" not in data and str(Path.cwd()).encode() not in data
 
 
-def test_the_snippet_of_the_docs_runs(
-    digits: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def far_from_square(tmp_path: Path) -> list[Path]:
+    """Parts of photographs in several aspects, some of them lying on their side."""
+    from sklearn.datasets import load_sample_images
+
+    turned, upright = Image.Exif(), Image.Exif()
+    turned[0x0112] = 6
+    boxes = [(0, 0, 640, 427), (0, 100, 640, 301), (200, 0, 333, 427), (0, 20, 599, 193), (50, 7, 350, 307)]
+    parts = [(Image.fromarray(pixels), box) for pixels in load_sample_images().images for box in boxes]
+    for number, (image, box) in enumerate(parts):
+        image.crop(box).save(tmp_path / f"{number:02d}.jpg", exif=upright if number % 3 else turned)
+    return sorted(tmp_path.glob("*.jpg"))
+
+
+def test_the_snippet_of_the_docs_does_what_predict_does(
+    far_from_square: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Copied literally, with photographs that are far from square: the same labels and probabilities."""
     page = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
     snippet = next(each for each in page.split("```py\n")[1:] if "onnxruntime" in each).partition("```")[0]
-    export(digits, tmp_path / "digits.onnx", pixels=True)
-    image = digits_files(tmp_path, count=1)[0].rename(tmp_path / "digit.png")
+    source = classifier()
     monkeypatch.chdir(tmp_path)
-    exec(compile(snippet, "docs/export.md", "exec"), {})
-    assert capsys.readouterr().out.strip() == digits.predict(image)[0].label
+    (tmp_path / "flower.jpg").write_bytes(far_from_square[1].read_bytes())
+    export(source, tmp_path / "flowers.onnx", pixels=True, images=far_from_square[:3])
+    names: dict[str, Any] = {}
+    exec(compile(snippet, "docs/export.md", "exec"), names)
+    said = capsys.readouterr().out
+    assert said.startswith(f"{source.predict(far_from_square[1])[0].label} 0.")
+
+    def run(pixels: np.ndarray) -> np.ndarray:
+        return names["session"].run(["probabilities"], {"pixels": pixels})[0][0]
+
+    assert names["settings"]["resize"] == "cover"
+    for changes in (
+        {},
+        {"resize_size": (21, 21), "interpolation": "bilinear"},
+        {"resize_size": (18, 27)},
+        {"resize": "exact", "resize_size": (18, 18)},
+    ):
+        names["settings"] |= changes  # what the file would say of a model with other preprocessing
+        source.preprocess.preprocessing = replace(source.preprocess.preprocessing, **changes)
+        apart = []
+        for file, answer in zip(far_from_square, source.predict(far_from_square), strict=True):
+            found, expected = run(names["prepare"](file)), [dict(answer.top)[name] for name in source.labels]
+            assert source.labels[found.argmax()] == answer.label
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+            stretched = run(np.asarray(Image.open(file).convert("RGB").resize((16, 16)))[None])
+            apart.append(np.abs(stretched - expected).max())
+        assert max(apart) > 0.05  # what the page did before: other probabilities
 
 
 def test_a_file_that_disagrees_is_not_left(

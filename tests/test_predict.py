@@ -17,10 +17,11 @@ from PIL import Image
 import vitreous
 from tests.conftest import FIXTURES, digits_files, randomize
 from tests.test_checkpoint import sample
-from vitreous import checkpoint, cli
+from vitreous import checkpoint, cli, parallel
 from vitreous.config import Preprocessing
+from vitreous.data import pictures
 from vitreous.data.augment import EvaluationTransform
-from vitreous.errors import CheckpointError, DataError, ModelError
+from vitreous.errors import CheckpointError, DataError, ModelError, OptionError
 from vitreous.models import zoo
 from vitreous.predict import Classifier, inputs, stream
 
@@ -114,10 +115,7 @@ def test_half_precision_weights_are_computed_in_single(tmp_path: Path) -> None:
 
 
 def test_wrong_input_is_one_clear_line(classifier: Classifier, tmp_path: Path) -> None:
-    (tmp_path / "text.jpg").write_text("not a picture")
-    with pytest.raises(DataError, match=r"text\.jpg"):
-        classifier.predict([tmp_path / "text.jpg"])
-    with pytest.raises(DataError, match="a float is no picture"):
+    with pytest.raises(DataError, match="a float is no picture: give a path, a folder"):
         classifier.predict([1.5])
     with pytest.raises(CheckpointError, match="does not exist"):
         vitreous.load(tmp_path / "missing.safetensors")
@@ -126,6 +124,49 @@ def test_wrong_input_is_one_clear_line(classifier: Classifier, tmp_path: Path) -
     headless = vitreous.load(FIXTURES / "sealed_v1.safetensors", num_classes=0)
     with pytest.raises(ModelError, match="has no classes"):
         headless.predict(np.zeros((16, 24, 3), np.uint8))
+
+
+def test_one_bad_picture_is_one_entry(classifier: Classifier, picture: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("not a picture")
+    flat = np.zeros((4, 4, 7), np.uint8)
+    good, text, missing, odd, last = classifier.predict(
+        [picture, tmp_path / "text.jpg", "none.jpg", flat, picture.read_bytes()]
+    )
+    assert (good.label, good.error) == (last.label, None) and good.label in classifier.labels
+    assert text.to_dict() == {"file": str(tmp_path / "text.jpg"), "error": text.error}
+    assert "not a readable image" in text.error and "text.jpg" not in text.error and text.label is None
+    assert missing.error == "No such file or directory"
+    assert odd.file is None and odd.error == "an array of 7 channels: the model takes 3"
+
+
+def test_folders_patterns_and_tensors_are_pictures_too(
+    classifier: Classifier, picture: Path, tmp_path: Path
+) -> None:
+    pixels = torch.from_numpy(np.array(Image.open(picture))).permute(2, 0, 1)
+    (answer,) = classifier.predict(picture)
+    floats = pixels.float() / 255
+    for kind in (pixels, floats, floats.double(), floats.numpy().transpose(1, 2, 0)):
+        (found,) = classifier(kind)
+        assert (found.label, found.probability) == (answer.label, answer.probability)
+    batch = torch.stack([pixels, pixels.flip(2)])
+    assert [each.probability for each in classifier.predict(batch)] == [
+        each.probability for each in classifier.predict([pixels, pixels.flip(2)])
+    ]
+    assert len(classifier.predict([batch, picture])) == 3
+    (refused,) = classifier.predict(classifier.preprocess(Image.open(picture)))  # normalised already
+    assert "expected uint8, uint16, or floats from 0 to 1; what is normalised goes to" in str(refused.error)
+    for name in ("b.png", "a.png"):
+        shutil.copy(picture, tmp_path / name)
+    files = [str(tmp_path / name) for name in ("a.png", "b.png", "picture.png")]
+    for several in (tmp_path, str(tmp_path / "*.png")):
+        assert [each.file for each in classifier.predict(several)] == files
+
+
+def test_a_classifier_moves_as_modules_do(classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match="unknown device 'abacus'"):
+        classifier.to("abacus")
+    monkeypatch.setattr(parallel, "choose_device", torch.device)
+    assert classifier.to("meta") is classifier and classifier.device.type == "meta"
 
 
 @pytest.fixture
@@ -179,6 +220,40 @@ def test_patterns_files_and_what_is_not_there(
     (tmp_path / "empty").mkdir()
     status, rows = run_json(capsys, sealed, str(tmp_path / "empty"))
     assert status == 1 and rows[0]["error"].startswith("no image in this folder")
+
+
+def test_a_pattern_is_sorted_whatever_the_disk_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = sorted(str(path) for path in folder.glob("*.png"))
+    monkeypatch.setattr(inputs, "iglob", lambda pattern, recursive: iter(found[::-1]))
+    assert [item.file for item in inputs.find([str(folder / "*.png")])] == found
+
+
+def test_as_many_labels_are_shown_as_were_asked_for(
+    digits: Classifier, sealed: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (file,) = map(str, folder.glob("0000*"))
+    assert cli.main(["predict", sealed, file, "--top", "10"]) == 0
+    _, row = capsys.readouterr().out.splitlines()
+    label, *others = [name for name, _ in digits.predict(file, top=10)[0].top]
+    assert len(others) == 9 and row.split()[1] == label
+    assert [each.split()[0] for each in row.split(maxsplit=3)[3].split(", ")] == others
+
+
+def test_without_images_it_says_what_is_missing(sealed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["predict", sealed]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: no images: name files, folders or patterns") and said.out == ""
+
+
+def test_what_is_passed_over_in_a_folder_is_said(
+    sealed: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "._0001.png").write_bytes(b"x")
+    status, rows = run_json(capsys, sealed, str(folder))
+    assert status == 0 and len(rows) == 13
+    assert cli.main(["predict", sealed, str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert f"side files of macOS (._x): 1 ({folder}/._0001.png); files ending in .txt: 1" in said
 
 
 @pytest.mark.parametrize("separator", ["\n", "\0", "\r\n"])
@@ -327,7 +402,7 @@ def test_names_cannot_command_the_terminal(
 
 
 def test_a_large_folder_is_not_held_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "SORTED_UP_TO", 3)
+    monkeypatch.setattr(pictures, "SORTED_UP_TO", 3)
     found = [item.file for item in inputs.find([str(folder)])]
     assert len(found) == len(set(found)) == 13
 

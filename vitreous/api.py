@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +30,7 @@ from vitreous.figures import Figures, html_table
 from vitreous.options import command, from_keywords, takes
 
 if TYPE_CHECKING:
-    from vitreous.predict import Classifier, Picture, Prediction
-    from vitreous.predict.stream import Failure
+    from vitreous.predict import Classifier, Failure, Picture, Prediction
     from vitreous.training import Result
 
 REPORT_SECONDS = 10.0
@@ -170,25 +168,14 @@ def probe(checkpoint: Text, data: Text, **options: Any) -> Figures:
 def predict(
     checkpoint: "Text | Classifier", images: "Picture | Iterable[Picture]", **options: Any
 ) -> Predictions:
-    """Label images: paths, folders, patterns, encoded bytes, Pillow images or arrays, in the order given."""
-    from vitreous.predict.classifier import Picture
-    from vitreous.predict.inputs import find
-    from vitreous.predict.stream import predict_all
-
+    """Label images: paths, folders, patterns, bytes, Pillow images, arrays or tensors, in their order."""
     config = from_keywords(PredictConfig, options, "predict")
     if config.top < 1:
         raise OptionError(f"top={config.top} is no number of labels: use 1 or more")
     classifier = with_threshold(_load(checkpoint, config.device), config.abstain)
-    found = Predictions()
-    given = [images] if isinstance(images, Picture) else images
-    for named, several in groupby(given, key=lambda each: isinstance(each, str | os.PathLike)):
-        if named:
-            items = find([os.fspath(each) for each in several])  # type: ignore[arg-type]
-            batch, workers = config.batch_size, config.workers
-            found += predict_all(classifier, items, top=config.top, batch=batch, workers=workers)
-        else:
-            found += classifier.predict(several, top=config.top)
-    return found
+    return Predictions(
+        classifier.predict(images, top=config.top, batch_size=config.batch_size, workers=config.workers)
+    )
 
 
 def with_threshold(classifier: "Classifier", abstain: float | None) -> "Classifier":

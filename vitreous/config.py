@@ -313,7 +313,8 @@ class EvaluateConfig:
     compare: str | None = field(default=None, metadata=NOT_GIVEN)
     """A second checkpoint, measured on the same images, with a paired test."""
     calibrate: bool = False
-    """Fit a temperature (or each label's threshold) on the val split, and write it into the sealed file."""
+    """Fit a temperature (or each label's threshold) on the val split; write it into the sealed file if it
+    helps on the split that is measured."""
     abstain: float | None = field(default=None, metadata=NOT_GIVEN)
     """Measure with no label given below this probability; --calibrate writes it into the sealed file."""
     corruptions: bool = False

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous import files, layouts
+from vitreous import console, files, layouts
+from vitreous.config import Preprocessing
 from vitreous.errors import LayoutError
 from vitreous.layouts import timm as timm_layout
+from vitreous.models import adapt
 from vitreous.models.architecture import Architecture
-from vitreous.models.weights import Model
+from vitreous.models.weights import Model, Weights
 from vitreous.predict import load
+from vitreous.predict.loading import assumed_names
 
 TOLERANCE = 1e-4
 
@@ -31,6 +34,8 @@ class Conversion:
     tensors: int
     largest_difference: float
     compared_with: str
+    lost: list[str]
+    """What the source has and the layout can't carry, in words."""
 
 
 def convert(source: str, destination: Path, layout: str, **options: Any) -> Conversion:
@@ -54,17 +59,57 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
             )
         _remove(draft)
         classifier.save(draft, layout)
+        lost = [] if layout == "vitreous" else left_behind(classifier.weights(), draft)
         draft.rename(destination)
         files.sync_folder(destination.parent)
     finally:
         _remove(draft)
+    for each in lost:
+        console.warn(f"the {layout} layout can't carry {each}")
     return Conversion(
         path=destination,
         layout=layout,
         tensors=len(classifier.model.state_dict()),
         largest_difference=difference,
         compared_with=name,
+        lost=lost,
     )
+
+
+def left_behind(weights: Weights, path: Path) -> list[str]:
+    """Return what a file of another layout does not say any more, found by reading it back."""
+    config, about, lost = weights.config, weights.about, []
+    origin, found = layouts.read(path, {"heads": config.heads, "image_size": config.image_size})
+    if (temperature := (about.get("calibration") or {}).get("temperature", 1.0)) != 1.0:
+        lost.append(f"the temperature: divide the logits by {temperature:.4g} for calibrated probabilities")
+    if about.get("multilabel"):
+        lost.append("that an image may have several labels: take the sigmoid of each logit")
+    if about.get("thresholds"):
+        lost.append(f"the thresholds of {len(about['thresholds'])} labels")
+    if about.get("abstain"):
+        lost.append(f"the probability below which no label is given ({about['abstain']:g})")
+    if weights.labels and (found.labels or assumed_names(found, origin)) != weights.labels:
+        lost.append(f"the names of {len(weights.labels):,} classes")
+    read = adapt.refit(found.preprocessing or Preprocessing(), config.image_size, config.in_channels)
+    if weights.preprocessing is not None and _filled(read) != _filled(weights.preprocessing):
+        lost.append(f"the preprocessing: {_described(weights.preprocessing)}")
+    return lost
+
+
+def _filled(preprocessing: Preprocessing) -> Preprocessing:
+    """Return the same preprocessing with its size before the crop written out."""
+    return replace(preprocessing, resize_size=preprocessing.resize_size or preprocessing.image_size)
+
+
+def _described(preprocessing: Preprocessing) -> str:
+    """Say a preprocessing in one line."""
+    height, width = preprocessing.resize_size or preprocessing.image_size
+    size = f"{preprocessing.image_size[0]}x{preprocessing.image_size[1]}"
+    mean, std = (
+        ", ".join(f"{each:.4g}" for each in some) for some in (preprocessing.mean, preprocessing.std)
+    )
+    how = f"{preprocessing.resize} {height}x{width}, {preprocessing.interpolation}"
+    return f"{how}, cropped to {size}, mean {mean}, std {std}"
 
 
 def _compare(model: Model, path: Path, layout: str) -> tuple[str, float]:

@@ -56,11 +56,16 @@ def evaluate(source: str, data: str, options: EvaluateConfig) -> dict[str, Any]:
         )
     if options.abstain is not None:
         classifier.about = {**classifier.about, "abstain": options.abstain}
-    if options.calibrate:
-        _calibrate(source, classifier, dataset, name, options)
-    measured = measure(classifier, dataset, split, options)
+    sealed = _sealed_file(source) if options.calibrate else None
+    if sealed and ("val" not in dataset.splits or name in ("val", "all")):
+        raise DataError("calibration needs a val split besides the one that is measured")
+    measured, calibrated = measure(classifier, dataset, split, options), None
+    if sealed:
+        measured, calibrated = _calibrate(sealed, measured, dataset, name, options)
     document: dict[str, Any] = {"checkpoint": str(source), "data": str(data), "split": name}
     document |= figures(measured, options)
+    if calibrated is not None:
+        document["calibration"] = calibrated
     document["bad_files"] = {split.name(index): reason for index, reason in measured.bad.items()}
     if options.real_labels:
         files = [split.name(int(index)) for index in measured.answers.indices]
@@ -136,33 +141,70 @@ def compare(first: Measured, second: Measured, options: EvaluateConfig) -> dict[
     return {"checkpoint": options.compare, **{name: own[name] for name in kept if name in own}, **paired}
 
 
+def _sealed_file(source: str) -> Path:
+    """Return the file that a calibration is written into."""
+    path = Path(source)
+    for name in ("", "best.safetensors", "model.safetensors"):
+        if (path / name).is_file() and checkpoint.is_sealed(path / name):
+            return (path / name).resolve()  # where it is a link, the file and not the link is replaced
+    raise CheckpointError(
+        f"{source} is not a sealed file: `vitreous convert {source} NEW.safetensors --to vitreous`"
+    )
+
+
 def _calibrate(
-    source: str, classifier: Classifier, dataset: Dataset, measured: str, options: EvaluateConfig
-) -> None:
-    """Fit on the val split, never on the one that is reported, and seal the result."""
-    path = Path(source) / "best.safetensors" if Path(source).is_dir() else Path(source)
-    if not path.is_file() or not checkpoint.is_sealed(path):
-        raise CheckpointError(
-            f"{source} is not a sealed file: `vitreous convert {source} NEW.safetensors --to vitreous`"
-        )
-    if "val" not in dataset.splits or measured in ("val", "all"):
-        raise DataError("calibration needs a val split besides the one that is measured")
-    classifier.about = {
-        name: each for name, each in classifier.about.items() if name not in ("calibration", "thresholds")
-    }
+    path: Path, before: Measured, dataset: Dataset, name: str, options: EvaluateConfig
+) -> tuple[Measured, dict[str, Any]]:
+    """Fit on the val split; compare on the one that is reported, which had no part in it; seal what helps.
+
+    Return what was measured with the outcome, and the two sets of figures.
+    """
+    classifier, fitted = before.classifier, _fit(before.classifier, dataset)
+    changed = replace(classifier, about={**classifier.about, **fitted})
+    after = measure(changed, dataset, before.split, options)
+    judged = ("f1",) if dataset.multilabel else ("loss", "ece")
+    first, second = ({key: figures(each, options)[key] for key in judged} for each in (before, after))
+    # The loss is what was fitted, the calibration error what people look at: neither may get worse
+    helps = second["f1"] > first["f1"] if dataset.multilabel else _is_better(second, first)
+    kept = changed if helps else classifier
+    weights = checkpoint.read(path)
+    if weights.about != kept.about:
+        weights.about = kept.about
+        checkpoint.write(weights, path)  # the old file stays until the new one is whole
+    found = fitted.get("calibration", {"thresholds": fitted.get("thresholds")})
+    document = {**found, "split": name, "before": first, "after": second, "written": helps}
+    what = f"temperature {found['temperature']:.3f}" if "temperature" in found else "thresholds"
+    fitted_on, seen = len(dataset.splits["val"]), len(before.answers.indices)
+    console.note(
+        f"{what}, fitted on {fitted_on:,} val images; on {seen:,} {name} images, which had no part in it: "
+        f"{_change(first, second)}: {f'written into {path}' if helps else 'not written'}"
+    )
+    return (after if helps else before), document
+
+
+def _fit(classifier: Classifier, dataset: Dataset) -> dict[str, Any]:
+    """Return what the val split asks for: a temperature, or a threshold for each label."""
     held_out = outputs.logits(classifier.model, dataset.splits["val"], classifier.preprocess.preprocessing)
     rows = alignment.rows_of(dataset.labels, classifier.labels)
-    if dataset.multilabel:
-        targets = np.zeros((len(held_out.targets), len(classifier.labels)), bool)
-        targets[:, rows] = held_out.targets
-        classifier.about["thresholds"] = multilabel.thresholds(held_out.values, targets)
-    else:
+    if not dataset.multilabel:
         fitted = calibration.temperature(held_out.values, rows[held_out.targets])
-        classifier.about["calibration"] = {"temperature": fitted, "images": len(held_out.targets)}
-        console.note(f"temperature: {fitted:.3f}, fitted on {len(held_out.targets):,} val images and sealed")
-    weights = checkpoint.read(path)
-    weights.about = classifier.about
-    checkpoint.write(weights, path)
+        return {"calibration": {"temperature": fitted, "images": len(held_out.targets)}}
+    targets = np.zeros((len(held_out.targets), len(classifier.labels)), bool)
+    targets[:, rows] = held_out.targets
+    return {"thresholds": multilabel.thresholds(held_out.values, targets)}
+
+
+def _is_better(after: dict[str, float], before: dict[str, float]) -> bool:
+    return after["loss"] < before["loss"] and after["ece"] <= before["ece"]
+
+
+def _change(before: dict[str, float], after: dict[str, float]) -> str:
+    """Say figures before and after."""
+    words = {"loss": "loss", "ece": "calibration error", "f1": "F1"}
+    shown = {name: (lambda value: f"{value:.4f}") if name == "loss" else percent for name in before}
+    return ", ".join(
+        f"{words[name]} {shown[name](before[name])} → {shown[name](after[name])}" for name in before
+    )
 
 
 def _at_resolutions(
@@ -230,6 +272,10 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
         kept = document["abstain"]
         share = "none" if kept["accuracy"] is None else percent(kept["accuracy"])
         rows.append((f"accuracy from {kept['threshold']:g} on", f"{share} of {percent(kept['coverage'])}"))
+    if "calibration" in document:
+        fit = document["calibration"]
+        outcome = "written" if fit["written"] else "not written: it does not help"
+        rows.append(("calibration", f"{_change(fit['before'], fit['after'])} ({outcome})"))
     if "corruptions" in document:
         rows.append(("error under corruptions", percent(document["corruptions"]["mean_error"])))
     if other := document.get("compare"):

@@ -21,6 +21,7 @@ from vitreous import parallel
 from vitreous.config import TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import DataError, OptionError
+from vitreous.report.run import from_run
 from vitreous.training import setup, train
 
 CPU = parallel.World(device=torch.device("cpu"))
@@ -147,6 +148,25 @@ def test_data_that_is_mostly_broken_is_refused_before_a_plan(pictures: str, tmp_
     with pytest.raises(DataError, match="20 of "):
         run(str(broken), tmp_path / "run", workers=0)
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_what_is_left_out_is_said_and_reported(
+    pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(shutil.copytree(pictures, tmp_path / "littered"))
+    (root / "train" / "notes.bak").write_bytes(b"x")
+    (root / "train" / "empty").mkdir()
+    dataset, said = open_data(root), ""
+    for _ in range(2):  # a run that goes on says it again
+        setup.agree_on_plan(tmp_path / "run", str(root), dataset, OPTIONS, CPU)
+        said = capsys.readouterr().err
+        assert "left out: " in said and "files ending in .bak: 1 (train/notes.bak)" in said
+    page = from_run(tmp_path / "run", dataset)
+    assert page.check["left out"] == next(
+        line.removeprefix("left out: ") for line in said.splitlines() if line.startswith("left out: ")
+    )
+    assert "folders without pictures: 1 (train/empty)" in page.check["left out"]
+    assert page.check["images"].startswith(f"{len(dataset.splits['train'])} train, ")
 
 
 def test_the_command_and_the_data_are_written_down(

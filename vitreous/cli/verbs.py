@@ -264,6 +264,9 @@ def predict(
         out: Write CSV to this file; run again to go on where an earlier run stopped.
         strict: Exit 1 if any file could not be read, not only if all could not.
     """
+    if not paths:
+        console.fail("no images: name files, folders or patterns after CKPT, or - for standard input")
+        raise SystemExit(2)
     from vitreous.options import from_keywords
     from vitreous.predict import load
     from vitreous.predict.verb import predict_files
@@ -370,6 +373,7 @@ def _written(found: "Figures", json: bool) -> None:
     if json:
         console.document(row)
     else:
+        row.pop("lost", None)  # was said on the way
         console.table(list(row), [list(row.values())])
 
 

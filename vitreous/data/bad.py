@@ -1,12 +1,13 @@
 """Files that can't be read: few of them are named and left out, more than one in a hundred stop a training.
 
-`check`, the start of a training and its loader ask the same function, `refusal`. No file is ever changed.
+`check` and the start of a training ask the same function, `stops`; its rule is `refusal`, which the loader
+asks too, on its way. No file is ever changed.
 """
 
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from vitreous.data.images import ArrayImages
 from vitreous.data.order import words
+from vitreous.data.pictures import LEFT_OUT, said
 from vitreous.data.split import Dataset, Split
 from vitreous.errors import DataError
 
@@ -48,15 +50,67 @@ class Screening(NamedTuple):
     """Images that there are."""
 
 
+class Looked(NamedTuple):
+    """What a look at the images of each split found."""
+
+    bad: dict[str, dict[int, str]]
+    """Images that can't be read, by number, and why."""
+    read: dict[str, int]
+    """How many were decoded."""
+
+
 def require_readable(dataset: Dataset) -> list[BadFile]:
     """Raise a DataError where too many of a data set's images can't be read; return the few that can't.
 
     It takes a few seconds at most: where there are many images, a sample of them is decoded.
     """
-    bad, read, total = screen(dataset)
-    if (reason := refusal(list(map(str, bad)), read, total)) is not None:
+    looked = look(dataset)
+    if (reason := stops(dataset, looked)) is not None:
         raise DataError(reason)
-    return bad
+    return _files(dataset, looked.bad)
+
+
+def stops(dataset: Dataset, looked: Looked) -> str | None:
+    """Return why a training on these splits can't go on, or would be stopped by its loader; or None."""
+    train = dataset.splits.get("train")
+    if train is None or not len(train):
+        return f"there is no training split, only {', '.join(dataset.splits)}: name a folder train"
+    total = sum(len(split) for split in dataset.splits.values())
+    files = list(map(str, _files(dataset, looked.bad)))
+    if (reason := refusal(files, sum(looked.read.values()), total)) is not None:
+        return reason
+    bad, read = looked.bad.get("train", {}), looked.read.get("train", 0)
+    files = list(map(str, _files(dataset, {"train": bad})))
+    if (reason := refusal(files, read, len(train), "training images")) is not None:
+        return reason
+    if bad and read == len(train):
+        targets = np.delete(train.targets, list(bad), axis=0)
+        used = len(np.unique(targets)) if targets.ndim == 1 else int(targets.any(0).sum())
+        if used < min(2, len(dataset.labels)):
+            return f"{used} of the classes have a readable training image: two are needed"
+    return None
+
+
+def _files(dataset: Dataset, bad: Mapping[str, Mapping[int, str]]) -> list[BadFile]:
+    return sorted(
+        BadFile(name, dataset.splits[name].name(index), reason)
+        for name, reasons in bad.items()
+        for index, reason in reasons.items()
+    )
+
+
+def noted(dataset: Dataset, bad: Sequence[BadFile]) -> dict[str, str]:
+    """Return what a run writes down of its data, name → text: its splits, and what has no part in it."""
+    splits = [
+        f"{len(split):,} {name}{' (held out)' if name in dataset.carved else ''}"
+        for name, split in dataset.splits.items()
+    ]
+    found = {"images": ", ".join(splits)}
+    if (left_out := said(dataset.left_out)) is not None:
+        found["left_out"] = left_out.removeprefix(LEFT_OUT)
+    if bad:
+        found["unreadable"] = "; ".join(map(str, bad[:LISTED]))
+    return found
 
 
 def nothing_to_learn(split: Split) -> str | None:
@@ -68,7 +122,7 @@ def nothing_to_learn(split: Split) -> str | None:
     return None
 
 
-def refusal(bad: Sequence[str], read: int, total: int) -> str | None:
+def refusal(bad: Sequence[str], read: int, total: int, what: str = "images") -> str | None:
     """Return why images with these bad files (each as `file: reason`) are not trained on, or None.
 
     `read` of `total` images were decoded. Where that is a part, the bad ones must be too many beyond chance.
@@ -80,12 +134,19 @@ def refusal(bad: Sequence[str], read: int, total: int) -> str | None:
         return None
     more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
     return (
-        f"{len(bad):,} of {read:,} images can't be read, more than {LIMIT:.0%}: replace or remove them "
+        f"{len(bad):,} of {read:,} {what} can't be read, more than {LIMIT:.0%}: replace or remove them "
         f"(`vitreous check` lists all): {'; '.join(bad[:LISTED])}{more}"
     )
 
 
 def screen(dataset: Dataset, *, sample: int = SAMPLE, seconds: float = SECONDS) -> Screening:
+    """Return what `look` found, of all splits together."""
+    looked = look(dataset, sample=sample, seconds=seconds)
+    total = sum(len(split) for split in dataset.splits.values())
+    return Screening(_files(dataset, looked.bad), sum(looked.read.values()), total)
+
+
+def look(dataset: Dataset, *, sample: int = SAMPLE, seconds: float = SECONDS) -> Looked:
     """Decode images of a data set fully, in threads: `sample` of them at most, for so many seconds.
 
     The sample is evenly spaced, and so is what was read of it when the time is up.
@@ -94,25 +155,27 @@ def screen(dataset: Dataset, *, sample: int = SAMPLE, seconds: float = SECONDS) 
     ends = np.cumsum([len(split) for _, split in splits])
     total = int(ends[-1])
     if isinstance(splits[0][1].images, ArrayImages):
-        return Screening([], total, total)  # decoded already
+        return Looked({}, {name: len(split) for name, split in splits})  # decoded already
     chosen = np.unique(np.linspace(0, total - 1, min(sample, total)).astype(int))
     chosen = chosen[np.argsort(words(0, chosen), kind="stable")]  # scattered
 
-    def look(number: int) -> BadFile | None:
+    def try_one(number: int) -> tuple[str, int, str | None]:
         k = int(np.searchsorted(ends, number, side="right"))
         name, split = splits[k]
         index = number - int(ends[k]) + len(split)
-        reason = unreadable(split, index)
-        return None if reason is None else BadFile(name, split.name(index), reason)
+        return name, index, unreadable(split, index)
 
-    bad: list[BadFile] = []
-    read, until, threads = 0, time.monotonic() + seconds, os.cpu_count() or 1
+    looked = Looked({name: {} for name, _ in splits}, dict.fromkeys(dataset.splits, 0))
+    done, until, threads = 0, time.monotonic() + seconds, os.cpu_count() or 1
     with ThreadPoolExecutor(threads) as pool:
-        while read < len(chosen) and (read == 0 or time.monotonic() < until):
-            part = chosen[read : read + 2 * threads].tolist()
-            bad += [found for found in pool.map(look, part) if found is not None]
-            read += len(part)
-    return Screening(sorted(bad), read, total)
+        while done < len(chosen) and (done == 0 or time.monotonic() < until):
+            part = chosen[done : done + 2 * threads].tolist()
+            for name, index, reason in pool.map(try_one, part):
+                looked.read[name] += 1
+                if reason is not None:
+                    looked.bad[name][index] = reason
+            done += len(part)
+    return looked
 
 
 def unreadable(split: Split, index: int) -> str | None:

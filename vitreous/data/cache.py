@@ -179,9 +179,9 @@ class ImageCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         segment = f"{time.time_ns():x}-{secrets.token_hex(4)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        file = os.open(self.folder / f"{segment}.pixels", flags, 0o644)
+        file = os.open(self.folder / f"{segment}.pixels", flags, 0o666)
         try:
-            index = os.open(self.folder / f"{segment}.index", flags, 0o644)
+            index = os.open(self.folder / f"{segment}.index", flags, 0o666)
         except OSError:
             os.close(file)
             raise

@@ -7,10 +7,12 @@ from vitreous.data.bad import LISTED
 from vitreous.data.contact_sheet import contact_sheet
 from vitreous.data.opening import open_data
 from vitreous.data.pack import pack
-from vitreous.data.survey import Report, survey
+from vitreous.data.survey import CUT_AWAY, Report, survey
 from vitreous.errors import DataError
 
 IMBALANCED = 10.0
+MANY_CUT = 0.1
+"""From this share of the images on, a hint about what a crop cuts away is due."""
 SHOWN_CLASSES = 12
 
 
@@ -44,6 +46,10 @@ def show(report: Report) -> None:
     """Print the report as tables."""
     sizes = ", ".join(f"{count:,} {name}" for name, count in report.images.items())
     console.note(f"{sizes} images of {report.classes:,} classes")
+    if report.held_out:
+        parts = " and ".join(f"{report.training[name]:,} for {name}" for name in report.held_out)
+        left = report.training["train"]
+        console.note(f"training would hold out {parts} (with --seed 0), and learn from {left:,}")
     console.table(["finding", "count", "first"], summary(report))
     kinds = {"shorter side": report.short_sides, "width / height": report.aspects, "format": report.formats}
     rows = [(kind, name, count) for kind, bins in kinds.items() for name, count in bins.items()]
@@ -65,22 +71,28 @@ def summary(report: Report) -> list[tuple[str, int, str]]:
         ("unreadable files", len(unreadable), _first(unreadable)),
         ("exact duplicates in a split", _extra(report.duplicates), _first_group(report.duplicates)),
         ("duplicates across splits", _extra(report.leaks), _first_group(report.leaks)),
+        ("near-copies across splits", len(report.near_copies), _first_group(report.near_copies, " ~ ")),
         ("same image, other label", len(report.conflicts), _first_group(report.conflicts)),
+        ("classes without training images", len(report.untaught), ", ".join(report.untaught[:5])),
         ("near-empty classes", len(report.near_empty), ", ".join(report.near_empty[:5])),
         ("over-large images", len(report.over_large), _first(report.over_large)),
     ]
     if report.imbalance >= IMBALANCED:
         hint = f"{largest} has {report.imbalance:.0f} times the smallest: train with --balance sampler"
         rows.append(("imbalance", round(report.imbalance), hint))
-    return rows
+    readable = sum(report.images.values()) - len(unreadable)
+    if report.cut_away >= MANY_CUT * max(1, readable):
+        hint = f"a crop of the centre cuts away over {CUT_AWAY:.0%} of each: train with --fit pad"
+        rows.append(("far from square", report.cut_away, hint))
+    return rows + [(f"left out: {row.reason}", row.count, row.example) for row in report.left_out]
 
 
 def _first(texts: list[str]) -> str:
     return texts[0] if texts else ""
 
 
-def _first_group(groups: list[list[str]]) -> str:
-    return " = ".join(groups[0][:3]) if groups else ""
+def _first_group(groups: list[list[str]], sign: str = " = ") -> str:
+    return sign.join(groups[0][:3]) if groups else ""
 
 
 def _extra(groups: list[list[str]]) -> int:

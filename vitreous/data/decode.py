@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, features
 
-from vitreous.data import dear, headers
+from vitreous.data import dear, headers, heif
 from vitreous.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", *(("AVIF",) if features.check("avif") else ()))
 SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
     | ({".avif"} if "AVIF" in FORMATS else set())
+    | (heif.ENDINGS if heif.is_installed() else set())
 )
 JPEGS = ("JPEG", "MPO")
 MAX_PIXELS = 80_000_000
@@ -99,7 +100,11 @@ def open_header(data: bytes, *, max_pixels: int = MAX_PIXELS, name: str = "image
         raise DataError(f"{name}: the file is empty")
     try:
         headers.check_structure(data)
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        formats = FORMATS
+        if heif.is_heif(data):
+            heif.register()
+            formats = ("HEIF",)
+        image = Image.open(io.BytesIO(data), formats=formats)
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -213,7 +218,8 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
 
 
 def _too_large(what: str, max_pixels: int) -> str:
-    return f"{what} are more than the limit of {max_pixels:,}: scale the image down, or raise the limit"
+    option = "" if max_pixels == MAX_PIXELS else ", or raise --max-pixels"  # the server's; ours is fixed
+    return f"{what} are more than the limit of {max_pixels:,}: scale the image down{option}"
 
 
 def _reason(error: Exception) -> str:

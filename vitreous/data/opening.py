@@ -2,7 +2,7 @@
 makes splits."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,17 +121,28 @@ def _assemble(found: Found, source: str, seed: int, carve: bool) -> Dataset:
     for name, (images, _) in found.splits.items():
         targets = _targets(numbered[name], len(labels), multilabel)
         splits[name] = Split(images, targets, len(labels), content.digests(images), found.mirror)
-    missing: tuple[str, ...] = ()
-    if carve and "train" in splits and "val" not in splits:
-        missing = ("val",) if "test" in splits else ("val", "test")
-        train = splits["train"]
-        parts = holdout.carve(train.digests, train.targets, missing, seed)
-        if not len(parts["train"]):  # copies of one image, which fall on one side
-            parts = {"train": np.arange(len(train)), **{name: np.empty(0, np.int64) for name in missing}}
-        missing = tuple(name for name in missing if len(parts[name]))
-        splits |= {name: train.select(rows) for name, rows in parts.items() if name == "train" or len(rows)}
+    parts = held_out(splits, seed) if carve else {}
+    splits |= {name: splits["train"].select(rows) for name, rows in parts.items()}
+    missing = tuple(name for name in parts if name != "train")
     ordered = {name: splits[name] for name in ("train", "val", "test") if name in splits}
-    return Dataset(labels, multilabel, ordered, _fingerprint(ordered, labels), carved=missing)
+    return Dataset(
+        labels, multilabel, ordered, _fingerprint(ordered, labels), carved=missing, left_out=found.left_out
+    )
+
+
+def held_out(splits: Mapping[str, Split], seed: int) -> dict[str, np.ndarray]:
+    """Return which of the training images become val and test where the source has none, and which stay.
+
+    Nothing where it has a val split, or no images to learn from.
+    """
+    if "train" not in splits or "val" in splits:
+        return {}
+    missing = ("val",) if "test" in splits else ("val", "test")
+    train = splits["train"]
+    parts = holdout.carve(train.digests, train.targets, missing, seed)
+    if not len(parts["train"]):  # copies of one image, which fall on one side
+        return {"train": np.arange(len(train))}
+    return {name: rows for name, rows in parts.items() if name == "train" or len(rows)}
 
 
 def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | list[int]]]]:

@@ -8,6 +8,7 @@ from PIL import Image
 
 from vitreous.data.decode import open_header, upright_size
 from vitreous.data.images import ArrayImages, EncodedImages, Images
+from vitreous.data.pictures import LeftOut
 from vitreous.errors import DataError
 
 
@@ -57,6 +58,8 @@ class Dataset:
     """A hash of the content of every image with its label and split; not of file names or times."""
     carved: tuple[str, ...] = ()
     """Splits that the source did not have and that were made from its training images."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Files of the source that were passed over, by reason."""
 
     def part(self, name: str | None) -> tuple[str, Split]:
         """Return what to measure on: a split by name, `all` of them; without a name test, else val, else

@@ -5,19 +5,25 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from vitreous.data.bad import BadFile, nothing_to_learn, refusal, without_name
+from vitreous.data import near
+from vitreous.data.bad import BadFile, Looked, nothing_to_learn, stops, without_name
 from vitreous.data.decode import decode, open_header
 from vitreous.data.images import ArrayImages
+from vitreous.data.opening import held_out
+from vitreous.data.pictures import LeftOut
 from vitreous.data.split import Dataset, Split
 from vitreous.errors import DataError
 
 NEAR_EMPTY = 10
 OVER_LARGE = 24_000_000
+CUT_AWAY = 0.4
+NEAREST = 5
+"""Near copies that are listed of an image."""
 SIDES = (0, 32, 64, 128, 224, 384, 512, 1024, 2048, 4096)
 ASPECTS = (0.0, 0.5, 0.75, 0.95, 1.05, 1.34, 2.0)
 
@@ -51,6 +57,18 @@ class Report:
     """Readable images over 24 megapixels: they work, and take long to decode."""
     blocker: str | None = None
     """Why training could not go on, if it could not."""
+    left_out: list[LeftOut] = field(default_factory=list)
+    """Files that are no images of the data set, by reason, with an example."""
+    training: dict[str, int] = field(default_factory=dict)
+    """Images of the splits that training would use."""
+    held_out: list[str] = field(default_factory=list)
+    """Those of them that the source does not have: training would hold them out of its train split."""
+    untaught: list[str] = field(default_factory=list)
+    """Classes that val or test show and no training image does."""
+    near_copies: list[list[str]] = field(default_factory=list)
+    """Images of val or test, each with images of other splits that differ in encoding or size alone."""
+    cut_away: int = 0
+    """Readable images of which a square crop of the centre would cut away more than 40 %."""
 
     def document(self) -> dict[str, Any]:
         """Return the report for `--json`."""
@@ -67,19 +85,22 @@ class _Image:
     height: int = 0
     format: str = ""
     mode: str = ""
+    small: np.ndarray | None = None
     reason: str | None = None
 
 
-def survey(data: Dataset, progress: Callable[[int], object] = lambda _: None) -> Report:
+def survey(data: Dataset, progress: Callable[[int], object] = lambda _: None, *, seed: int = 0) -> Report:
     """Decode every image of an open data set and gather what a user should know.
 
-    `progress` is called with the number of images that are done.
+    `data` has the splits of its source; which ones a training with this seed would hold out is worked out
+    here. `progress` is called with the number of images that are done.
     """
     report = Report(
         {name: len(split) for name, split in data.splits.items()},
         len(data.labels),
         data.multilabel,
         data.fingerprint,
+        left_out=list(data.left_out),
     )
     decoded: dict[str, list[_Image]] = {}
     for name, split in data.splits.items():
@@ -94,23 +115,85 @@ def survey(data: Dataset, progress: Callable[[int], object] = lambda _: None) ->
                 report.unreadable.append(BadFile(name, split.name(i), image.reason))
             elif image.width * image.height > OVER_LARGE:
                 report.over_large.append(f"{split.name(i)} ({image.width}x{image.height})")
-    good = [image for images in decoded.values() for image in images if image.reason is None]
+    _describe([image for images in decoded.values() for image in images if image.reason is None], report)
+    _find_copies(data, report)
+    readable = {name: np.array([i.reason is None for i in images], bool) for name, images in decoded.items()}
+    _count_classes(data, readable, report)
+    _look_as_training_would(data, decoded, seed, report)
+    return report
+
+
+def _describe(good: list["_Image"], report: Report) -> None:
+    """Gather sizes, formats and modes."""
     report.short_sides = _histogram([min(i.width, i.height) for i in good], SIDES)
     report.aspects = _histogram([i.width / i.height for i in good], ASPECTS)
     report.formats = dict(Counter(i.format for i in good).most_common())
     report.modes = dict(Counter(i.mode for i in good).most_common())
-    _find_copies(data, report)
-    readable = {name: np.array([i.reason is None for i in images], bool) for name, images in decoded.items()}
-    _count_classes(data, readable, report)
-    report.blocker = _blocker(data, report)
-    return report
+    report.cut_away = sum(min(i.width, i.height) < (1 - CUT_AWAY) * max(i.width, i.height) for i in good)
+
+
+def _look_as_training_would(
+    data: Dataset, decoded: dict[str, list["_Image"]], seed: int, report: Report
+) -> None:
+    """Find what concerns the splits that training would use: those of the source, and what it holds out."""
+    parts = held_out(data.splits, seed)
+    splits = {**data.splits, **{name: data.splits["train"].select(rows) for name, rows in parts.items()}}
+    splits = {name: splits[name] for name in ("train", "val", "test") if name in splits}
+    images = dict(decoded)
+    for name, rows in parts.items():
+        images[name] = [decoded["train"][row] for row in rows]
+    report.held_out = [name for name in parts if name != "train"]
+    report.training = {name: len(split) for name, split in splits.items()}
+    if "train" in splits:
+        taught = _present(splits["train"])
+        shown = np.any([_present(split) for split in splits.values()], axis=0)
+        report.untaught = [data.labels[k] for k in np.flatnonzero(shown & ~taught)]
+    _find_near_copies(splits, images, report)
+    reasons = {
+        name: {i: image.reason for i, image in enumerate(images[name]) if image.reason is not None}
+        for name in splits
+    }
+    training = replace(data, splits=splits)
+    report.blocker = stops(training, Looked(reasons, dict(report.training)))
+    if report.blocker is None:
+        report.blocker = nothing_to_learn(splits["train"])
+
+
+def _present(split: Split) -> np.ndarray:
+    """Return which classes a split shows, bool (K,)."""
+    if split.targets.ndim == 2:
+        return np.asarray(split.targets.any(0))
+    return np.isin(np.arange(split.classes), split.targets)
+
+
+def _find_near_copies(splits: dict[str, Split], images: dict[str, list["_Image"]], report: Report) -> None:
+    """Find pictures of a split whose copies, encoded or sized otherwise, are in an earlier one."""
+    places: list[tuple[Split, int]] = []
+    earlier: list[np.ndarray] = []
+    for name, split in splits.items():
+        known = [(i, image.small) for i, image in enumerate(images[name]) if image.small is not None]
+        if not known:
+            continue
+        own = np.stack([small for _, small in known])
+        if earlier:
+            for row, found in near.copies(own, np.concatenate(earlier)):
+                index = known[row][0]
+                digest = split.digests[index]
+                others = [places[place] for place in found]
+                names = [s.name(i) for s, i in others if not np.array_equal(s.digests[i], digest)]
+                if names:
+                    report.near_copies.append([split.name(index), *names[:NEAREST]])
+        places += [(split, i) for i, _ in known]
+        earlier.append(own)
 
 
 def _decoded(split: Split) -> Iterator[_Image]:
     """Decode all images of a split in threads; yield what each is, in order."""
     if isinstance(split.images, ArrayImages):
         height, width, channels = split.images.pixels.shape[1:]
-        yield from [_Image(width, height, "array", f"{channels} channels")] * len(split)
+        about = (width, height, "array", f"{channels} channels")
+        for index in range(len(split)):
+            yield _Image(*about, small=near.small(split.read(index)) if channels in (1, 3, 4) else None)
         return
     images = split.images
 
@@ -118,8 +201,8 @@ def _decoded(split: Split) -> Iterator[_Image]:
         try:
             data = images.data(index)
             header = open_header(data, name=images.name(index))
-            decode(data, 3, name=images.name(index))
-            return _Image(header.width, header.height, header.format or "", header.mode)
+            small = near.small(decode(data, 3, name=images.name(index)))
+            return _Image(header.width, header.height, header.format or "", header.mode, small)
         except DataError as error:
             return _Image(reason=without_name(str(error), images.name(index)))
 
@@ -166,15 +249,3 @@ def _count_classes(data: Dataset, readable: dict[str, np.ndarray], report: Repor
     report.imbalance = float(main.max() / main.min()) if main.min() > 0 else math.inf
     if math.isinf(report.imbalance):
         report.imbalance = float(main.max())
-
-
-def _blocker(data: Dataset, report: Report) -> str | None:
-    if "train" not in data.splits:
-        return f"there is no training split, only {', '.join(data.splits)}: name a folder train"
-    total = sum(report.images.values())
-    if (reason := refusal(list(map(str, report.unreadable)), total, total)) is not None:
-        return reason
-    used = sum(count["train"] > 0 for count in report.per_class.values())
-    if used < 2:
-        return f"{used} of the classes have a readable training image: two are needed"
-    return nothing_to_learn(data.splits["train"])

@@ -14,14 +14,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous import checkpoint, layouts
+from vitreous import checkpoint, layouts, parallel
 from vitreous.data.augment import EvaluationTransform, normalize
 from vitreous.data.decode import decode
+from vitreous.data.sources.arrays import levels
 from vitreous.errors import CheckpointError, DataError, ModelError
 from vitreous.models.weights import Model, Weights
 
-Picture = str | Path | bytes | Image.Image | np.ndarray
-BATCH = 32
+Picture = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
 
 class Prepared(NamedTuple):
@@ -50,6 +50,11 @@ class Prediction:
     labels: list[str] | None = None
     """Of a model with several labels per picture: all that reach their thresholds, the likeliest first."""
 
+    @property
+    def error(self) -> None:
+        """None: the picture was read."""
+        return None
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of `vitreous predict --json`."""
         top = [{"label": label, "probability": probability} for label, probability in self.top]
@@ -61,6 +66,23 @@ class Prediction:
             "top": top,
             **several,
         }
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A picture that could not be read, and why."""
+
+    file: str | None
+    error: str
+
+    @property
+    def label(self) -> None:
+        """None: there is nothing to label."""
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return its entry in the JSON document of `vitreous predict --json`."""
+        return {"file": self.file, "error": self.error}
 
 
 @dataclass
@@ -77,18 +99,31 @@ class Classifier:
         """Where the model computes."""
         return next(self.model.parameters()).device
 
-    def predict(self, pictures: Iterable[Picture] | Picture, *, top: int = 5) -> list[Prediction]:
-        """Return a prediction for each picture: a path, encoded bytes, a Pillow image or a uint8 array."""
-        if not self.labels:
-            raise ModelError("this model has no classes: load it with num_classes and train its head")
-        several = [pictures] if isinstance(pictures, Picture) else list(pictures)
-        found: list[Prediction] = []
-        for start in range(0, len(several), BATCH):
-            some = several[start : start + BATCH]
-            probabilities = self.probabilities(*self.collate([self.prepare(picture) for picture in some]))
-            files = [str(picture) if isinstance(picture, str | Path) else None for picture in some]
-            found += self.name(probabilities, files, top=top)
-        return found
+    def to(self, device: str | torch.device) -> "Classifier":
+        """Move the model, as torch's modules do; `auto` takes a GPU where there is one."""
+        self.model.to(parallel.choose_device(str(device)))
+        return self
+
+    def predict(
+        self,
+        pictures: Iterable[Picture] | Picture,
+        *,
+        top: int = 5,
+        batch_size: int | None = None,
+        workers: int = 0,
+    ) -> list[Prediction | Failure]:
+        """Return for each picture a prediction, or why it could not be read, in the order given.
+
+        A picture is a path, encoded bytes, a Pillow image, an array (H, W) or (H, W, C), or a tensor
+        (C, H, W); a folder, a pattern or a tensor (B, C, H, W) is several. Numbers of arrays and tensors are
+        pixels: uint8, or floats from 0 to 1.
+        """
+        from vitreous.predict import inputs, stream  # they are built on classifiers
+
+        items = inputs.items(pictures)
+        return list(stream.predict_all(self, items, top=top, batch=batch_size, workers=workers))
+
+    __call__ = predict
 
     @property
     def temperature(self) -> float:
@@ -126,10 +161,8 @@ class Classifier:
         """Decode one picture and fit it to the model's size."""
         if isinstance(picture, str | Path | bytes):
             picture = decode(picture, self.preprocess.preprocessing.channels)
-        if not isinstance(picture, Image.Image | np.ndarray):
-            raise DataError(
-                f"a {type(picture).__name__} is no picture: give a path, bytes, Pillow image or array"
-            )
+        elif isinstance(picture, np.ndarray | Tensor):
+            picture = pixels(picture)
         fitted = self.preprocess.fitted(picture)
         pads = self.preprocess.preprocessing.resize == "pad"
         mask = self.preprocess.mask(*fitted.shape[:2]) if pads else None
@@ -194,6 +227,24 @@ class Classifier:
             labels=self.labels or None,
             about=self.about,
         )
+
+
+def pixels(numbers: np.ndarray | Tensor) -> np.ndarray:
+    """Return the uint8 pixels (H, W) or (H, W, C) of an array, or of a tensor (C, H, W).
+
+    Floats are taken as torchvision's `to_tensor` gives them, from 0 to 1. What is normalised already is
+    refused: taken for pixels, it would give another answer in silence.
+    """
+    if isinstance(numbers, Tensor):
+        if numbers.ndim not in (2, 3):
+            raise DataError(f"a tensor of shape {tuple(numbers.shape)} is no picture: give (C, H, W)")
+        numbers = numbers.detach().cpu()
+        numbers = numbers.float() if numbers.dtype == torch.bfloat16 else numbers
+        numbers = (numbers.permute(1, 2, 0) if numbers.ndim == 3 else numbers).numpy()
+    try:
+        return levels(numbers, "image")
+    except DataError as error:
+        raise DataError(f"{error}; what is normalised goes to Classifier.probabilities") from None
 
 
 def _number(value: Any) -> bool:

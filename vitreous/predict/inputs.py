@@ -1,50 +1,77 @@
-"""What the user named, as a lazy stream of image files: files, folders, patterns, standard input.
+"""What the user named, as a lazy stream of images: files, folders, patterns, standard input, or in memory.
 
 Nothing is opened here, and no more names are held than one folder of moderate size has.
 """
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from glob import has_magic, iglob
 from itertools import chain, islice
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from vitreous.data import pictures
 from vitreous.data.decode import MAX_BYTES, SUFFIXES
+from vitreous.data.pictures import Tally
+from vitreous.errors import DataError
 
-SORTED_UP_TO = 100_000
-"""A larger folder comes in the disk's order: sorting it would mean to hold all of its names."""
 SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"BM", b"\0\0\0")
 PEEK = 4
+KINDS = "give a path, a folder, a pattern, bytes, a Pillow image, an array or a tensor"
 
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to predict: a file by its name, bytes that came with it, or why there is nothing."""
+    """One thing to predict: a file by its name, bytes or a picture in memory, or why there is nothing."""
 
     file: str
-    data: bytes | None = None
+    """Its name; empty where it has none."""
+    data: Any = None
+    """Encoded bytes, or a picture as `Classifier.prepare` takes it."""
     error: str | None = None
 
 
-def find(paths: Sequence[str], stdin: BinaryIO | None = None) -> Iterator[Item]:
+def find(paths: Iterable[str], stdin: BinaryIO | None = None, tally: Tally | None = None) -> Iterator[Item]:
     """Yield the images of files, folders (searched whole), shell patterns, and `-`: standard input.
 
     Standard input is an image, or a list of files: one per line, or ended by NUL as `find -print0` writes it.
+    What is passed over in folders is counted in `tally`.
     """
+    tally = Tally() if tally is None else tally
     for path in paths:
         if path == "-":
             yield from _standard_input(stdin or sys.stdin.buffer)
         elif os.path.isdir(path):
             yield from _or_error(
-                _walk(path), path, f"no image in this folder ({', '.join(sorted(SUFFIXES))})"
+                _walk(path, tally), path, f"no image in this folder ({', '.join(sorted(SUFFIXES))})"
             )
         elif has_magic(path) and not os.path.lexists(path):
-            yield from _or_error(_matches(path), path, "no file matches this pattern")
+            yield from _or_error(_matches(path, tally), path, "no file matches this pattern")
         else:
             yield Item(path)
+
+
+def items(given: Any) -> Iterator[Item]:
+    """Yield what a Python caller gave: one picture or several of any kind, folders and patterns too."""
+    single = isinstance(given, str | os.PathLike | bytes | Image.Image)
+    if isinstance(given, np.ndarray | Tensor):
+        single = given.ndim != 4
+    several = [given] if single else list(given)
+    for each in several:  # before any of them is read
+        if not isinstance(each, str | os.PathLike | bytes | Image.Image | np.ndarray | Tensor):
+            raise DataError(f"a {type(each).__name__} is no picture: {KINDS}")
+    for each in several:
+        if isinstance(each, str | os.PathLike):
+            yield from find([os.fspath(each)])
+        elif isinstance(each, np.ndarray | Tensor) and each.ndim == 4:
+            yield from (Item("", data=one) for one in each)
+        else:
+            yield Item("", data=each)
 
 
 def _or_error(items: Iterator[Item], path: str, error: str) -> Iterator[Item]:
@@ -52,32 +79,20 @@ def _or_error(items: Iterator[Item], path: str, error: str) -> Iterator[Item]:
     return chain([first], items) if first else iter([Item(path, error=error)])
 
 
-def _matches(pattern: str) -> Iterator[Item]:
-    for path in iglob(pattern, recursive=True):
+def _matches(pattern: str, tally: Tally) -> Iterator[Item]:
+    """Yield what a pattern matches, by name; beyond 100,000 matches in the disk's order."""
+    found = iglob(pattern, recursive=True)
+    for path in chain(sorted(islice(found, pictures.SORTED_UP_TO)), found):
         if os.path.isdir(path):
             if not pattern.endswith("**"):  # `**` names every folder below, whose files it names too
-                yield from _walk(path)
+                yield from _walk(path, tally)
         else:
             yield Item(path)
 
 
-def _walk(folder: str) -> Iterator[Item]:
-    """Yield a folder's images, those of its subfolders after its own; links to folders are not followed."""
-    try:
-        with os.scandir(folder) as entries:
-            some = list(islice(entries, SORTED_UP_TO))
-            some.sort(key=lambda entry: entry.name)
-            subfolders = []
-            for entry in chain(some, entries):
-                if entry.is_dir(follow_symlinks=False):
-                    subfolders.append(entry.path)
-                elif Path(entry.name).suffix.lower() in SUFFIXES:
-                    yield Item(entry.path)
-    except OSError as error:
-        yield Item(folder, error=error.strerror or str(error))
-        return
-    for subfolder in subfolders:
-        yield from _walk(subfolder)
+def _walk(folder: str, tally: Tally) -> Iterator[Item]:
+    for path, error in pictures.walk(folder, tally):
+        yield Item(path, error=error)
 
 
 def _standard_input(stream: BinaryIO) -> Iterator[Item]:

@@ -46,7 +46,7 @@ def load(
     place = parallel.choose_device(str(device))
     weights, origin = _read(source, heads=heads, image_size=image_size, verify=verify)
     model = build(weights).float()
-    names = weights.labels or _names(weights, origin)
+    names = weights.labels or assumed_names(weights, origin)
     changes = list(weights.notes)
     if labels is not None:
         num_classes = len(labels) if num_classes is None else num_classes
@@ -89,7 +89,7 @@ def _read(
     return weights, origin
 
 
-def _names(weights: Weights, origin: str) -> list[str]:
+def assumed_names(weights: Weights, origin: str) -> list[str]:
     """Name the classes of a file that has none: ImageNet's where there are a thousand, else by number."""
     count = weights.config.num_classes
     if count == 1000 and origin != "vitreous":

@@ -17,8 +17,7 @@ import numpy as np
 from vitreous import checkpoint, console
 from vitreous.errors import DataError
 from vitreous.models import architecture
-from vitreous.predict.classifier import Classifier, Prediction
-from vitreous.predict.stream import Failure
+from vitreous.predict.classifier import Classifier, Failure, Prediction
 
 COLUMNS = ("file", "label", "probability", "top", "error", "model")
 TABLE_ROWS = 500
@@ -45,9 +44,9 @@ class TableWriter:
     def add(self, entry: Prediction | Failure) -> None:
         """Take the next entry."""
         if isinstance(entry, Failure):
-            self.rows.append([visible(entry.file), "", None, f"error: {visible(entry.error)}"])
+            self.rows.append([visible(entry.file or "-"), "", None, f"error: {visible(entry.error)}"])
         else:
-            others = ", ".join(f"{visible(name)} {value:.2f}" for name, value in entry.top[1:3])
+            others = ", ".join(f"{visible(name)} {value:.2f}" for name, value in entry.top[1:])
             label = "(abstains)" if entry.label is None else visible(", ".join(_labels(entry)))
             self.rows.append([visible(entry.file or "-"), label, entry.probability, others])
         if len(self.rows) == TABLE_ROWS:

@@ -7,32 +7,18 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitreous.errors import DataError, ModelError
 from vitreous.models import cost
-from vitreous.predict.classifier import Classifier, Prediction, Prepared
+from vitreous.predict.classifier import Classifier, Failure, Prediction, Prepared
 from vitreous.predict.inputs import Item
 
 # Multiply-adds of one batch: enough to hide the cost of launching it, little enough to answer soon.
 BATCH_WORK = {"cpu": 30e9, "cuda": 4e12}
 LARGEST_BATCH = 512
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A file that could not be read, and why."""
-
-    file: str
-    error: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return its entry in the JSON document of `vitreous predict --json`."""
-        return {"file": self.file, "error": self.error}
 
 
 def batch_size(classifier: Classifier) -> int:
@@ -95,12 +81,14 @@ def _answers(
     named: Iterator[Prediction] = iter(())
     if good:
         probabilities = compute(classifier, [image for _, image in good])
-        named = iter(classifier.name(probabilities, [file for file, _ in good], top=top))
+        named = iter(classifier.name(probabilities, [file or None for file, _ in good], top=top))
     for item, image in read:
         if isinstance(image, Prepared):
             yield next(named)
         else:
-            yield Failure(item.file, str(image).removeprefix(f"{item.file}: ").removeprefix("image: "))
+            yield Failure(
+                item.file or None, str(image).removeprefix(f"{item.file}: ").removeprefix("image: ")
+            )
 
 
 def compute(classifier: Classifier, pictures: Sequence[Prepared]) -> Tensor:

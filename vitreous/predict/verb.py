@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from vitreous import console
+from vitreous.data import pictures
 from vitreous.errors import DataError
-from vitreous.predict.classifier import Classifier
+from vitreous.predict.classifier import Classifier, Failure
 from vitreous.predict.inputs import find
 from vitreous.predict.output import CsvWriter, Finished, JsonWriter, TableWriter, Writer, fingerprint, resume
-from vitreous.predict.stream import Failure, predict_all
+from vitreous.predict.stream import predict_all
 
 Form = Literal["table", "json", "csv"]
 
@@ -40,7 +41,8 @@ def predict_files(
         raise DataError(f"--top {top} is no number of labels: use 1 or more")
     counts = Counts()
     writer, finished = _writer(classifier, form, out, counts)
-    items = (item for item in find(paths) if item.file not in finished)
+    tally = pictures.Tally()
+    items = (item for item in find(paths, tally=tally) if item.file not in finished)
     try:
         for entry in predict_all(classifier, items, top=top, batch=batch, workers=workers):
             writer.add(entry)
@@ -48,6 +50,8 @@ def predict_files(
             counts.failed += isinstance(entry, Failure)
     finally:
         writer.close()
+    if (left_out := pictures.said(tally.found())) is not None:
+        console.note(left_out)
     if out is not None:
         console.note(f"{counts.files:,} files in {out} ({len(finished):,} from an earlier run)")
     if counts.failed and (strict or counts.failed == counts.files):

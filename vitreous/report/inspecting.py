@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitreous import console, files, plot
-from vitreous.data.decode import SUFFIXES, decode
+from vitreous.data.decode import decode
+from vitreous.data.pictures import why_not
 from vitreous.errors import DataError
 from vitreous.plot.inside import Line, Pictured
 from vitreous.predict import Classifier, load
@@ -63,9 +64,7 @@ def read(images: Sequence[str | Path], classifier: Classifier) -> list[NamedImag
     paths: list[Path] = []
     for each in map(Path, images):
         inside = (
-            sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES)
-            if each.is_dir()
-            else []
+            sorted(path for path in each.iterdir() if why_not(path.name) is None) if each.is_dir() else []
         )
         paths += inside or [each]
     decoded = []

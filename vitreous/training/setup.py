@@ -13,8 +13,9 @@ from torch import Tensor
 from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, TrainConfig
 from vitreous.data import Dataset, Split, require_readable
-from vitreous.data.bad import nothing_to_learn
+from vitreous.data.bad import noted, nothing_to_learn
 from vitreous.data.images import ArrayImages, is_utf8, printable
+from vitreous.data.pictures import said
 from vitreous.errors import DataError, OptionError
 from vitreous.models import cost
 from vitreous.options import command as command_line
@@ -85,12 +86,14 @@ def agree_on_plan(
     chosen: list[Plan] = []
 
     def decide() -> None:
+        if (left_out := said(dataset.left_out)) is not None:
+            console.note(left_out)
         if path.exists():
             stored = folder.read_json(path)
             folder.refuse_changes(stored["options"], now, run)
             chosen.append(_stored_plan(stored, dataset))
             return
-        require_readable(dataset)
+        noticed = noted(dataset, require_readable(dataset))
         plan = _choose(dataset, options, world, start, task)
         if plan.preprocessing.image_size == (1, 1):
             raise DataError(
@@ -103,6 +106,7 @@ def agree_on_plan(
         )
         command = command_line(*arguments, options)
         source = {"command": command, "data": data, "data_root": options.data_root}
+        files.write_json(run / "check.json", noticed)
         files.write_json(path, {**source, "options": now, "plan": plan.to_json()})
         chosen.append(plan)
 

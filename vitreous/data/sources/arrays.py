@@ -75,6 +75,11 @@ def pixels(images: np.ndarray, source: str) -> np.ndarray:
         raise DataError(f"{source}: images of shape {images.shape} have no pixels")
     if images.shape[1] in (1, 3, 4) and images.shape[3] not in (1, 3, 4):
         images = images.transpose(0, 2, 3, 1)
+    return levels(images, source)
+
+
+def levels(images: np.ndarray, source: str) -> np.ndarray:
+    """Return pixels of any usual type as uint8; other numbers are refused, as nobody knows their range."""
     if images.dtype == np.uint8:
         return np.ascontiguousarray(images)
     if images.dtype == bool:

@@ -3,8 +3,9 @@
 import os
 from pathlib import Path
 
-from vitreous.data.decode import SUFFIXES
+from vitreous.data import pictures
 from vitreous.data.images import EncodedImages
+from vitreous.data.pictures import Tally
 from vitreous.data.sources.found import Found, Label, split_name
 from vitreous.errors import DataError
 
@@ -15,22 +16,27 @@ UNLABELLED = "images"
 def open_source(root: Path, labelled: bool = True) -> Found:
     """Find the images below a folder; a class is the folder that an image lies in, named from the split's
     root. `labelled=False`: all are of one class, wherever they lie."""
-    roots = split_roots(root)
+    roots, tally = split_roots(root), Tally()
     splits: dict[str, tuple[EncodedImages, list[Label]]] = {}
     for split, folder in roots:
-        images, labels = _images(root, folder, labelled)
+        images, labels = _images(root, folder, labelled, tally)
         if split in splits:
             raise DataError(f"{root}: two folders are the {split} split: keep one of them")
         if labels:
             splits[split] = (images, labels)
+        elif folder != root:
+            tally.add(pictures.EMPTY, folder.name)
     if not splits:
-        raise DataError(f"{root}: no images found below it ({_expected()})")
+        raise DataError(f"{root}: no images found below it ({_expected()}){_but(tally)}")
     classes = {label for _, labels in splits.values() for label in labels if isinstance(label, str)}
     if labelled and "train" in splits and len(classes) < 2:
         raise DataError(
             f"{root}: all images are of one class: put the images of each class into a folder of its own"
+            f"{_but(tally)}"
         )
-    return Found({**splits})
+    if roots != [("train", root)]:
+        _count_beside(root, {folder for _, folder in roots}, tally)
+    return Found({**splits}, left_out=tally.found())
 
 
 def split_roots(root: Path) -> list[tuple[str, Path]]:
@@ -45,27 +51,54 @@ def split_roots(root: Path) -> list[tuple[str, Path]]:
     return named
 
 
-def _images(root: Path, folder: Path, labelled: bool) -> tuple[EncodedImages, list[Label]]:
+def _images(root: Path, folder: Path, labelled: bool, tally: Tally) -> tuple[EncodedImages, list[Label]]:
     paths: list[str] = []
     names: list[str] = []
     labels: list[Label] = []
     loose: list[str] = []
-    for directory, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        label = Path(directory).relative_to(folder).as_posix() if labelled else UNLABELLED
-        for file in sorted(files):
-            if file.startswith(".") or os.path.splitext(file)[1].lower() not in SUFFIXES:
-                continue
-            path = os.path.join(directory, file)
-            if label == ".":
-                loose.append(file)
-                continue
-            paths.append(path)
-            names.append(os.path.relpath(path, root))
-            labels.append(label)
+    known: dict[str, tuple[str, str]] = {}
+    for path, error in pictures.walk(str(folder), tally, str(root)):
+        directory, file = os.path.split(path)
+        if error is not None:
+            tally.add(pictures.CLOSED, os.path.relpath(path, root))
+            continue
+        if directory not in known:
+            label = Path(directory).relative_to(folder).as_posix() if labelled else UNLABELLED
+            known[directory] = label, os.path.relpath(directory, root)
+        label, relative = known[directory]
+        name = file if relative == "." else os.path.join(relative, file)
+        if label == ".":
+            loose.append(name)
+            continue
+        paths.append(path)
+        names.append(name)
+        labels.append(label)
     if loose and not labels:
         raise DataError(f"{folder}: {loose[0]} lies outside a class folder: {_expected()}")
+    for name in loose:
+        tally.add(pictures.LOOSE, name)
     return EncodedImages(paths, names), labels
+
+
+def _count_beside(root: Path, splits: set[Path], tally: Tally) -> None:
+    """Count what lies beside the split folders."""
+    for child in sorted(root.iterdir()):
+        if child in splits:
+            continue
+        if child.is_dir() and child.name.startswith("."):
+            tally.add(pictures.HIDDEN_FOLDER, child.name)
+        elif child.is_dir():
+            for path, error in pictures.walk(str(child), tally, str(root)):
+                reason = pictures.NO_SPLIT if error is None else pictures.CLOSED
+                tally.add(reason, os.path.relpath(path, root))
+        else:
+            tally.add(pictures.why_not(child.name) or pictures.NO_SPLIT, child.name)
+
+
+def _but(tally: Tally) -> str:
+    """Return what was passed over, for the end of an error."""
+    line = pictures.said(tally.found())
+    return "" if line is None else f"; {line}"
 
 
 def _expected() -> str:

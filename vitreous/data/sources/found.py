@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitreous.data.images import Images
+from vitreous.data.pictures import LeftOut
 
 LONGEST_NUMBER = 18
 """Digits of a label that is a number; a longer one is a name."""
@@ -19,6 +20,8 @@ class Found:
     """Class names, if the source has them; labels are then numbers into them (or names among them)."""
     mirror: bool = True
     """Whether a mirrored image still shows the same class."""
+    left_out: tuple[LeftOut, ...] = ()
+    """Files that were passed over, by reason."""
 
 
 SPLIT_NAMES = {

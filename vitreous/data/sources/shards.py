@@ -14,13 +14,16 @@ import numpy as np
 from vitreous.data.content import digest, stamp
 from vitreous.data.decode import SUFFIXES
 from vitreous.data.images import EncodedImages, Images
+from vitreous.data.pictures import Tally, why_not
 from vitreous.data.sources.found import LONGEST_NUMBER, Found, Label, split_name
 from vitreous.data.sources.tar import DamagedError, Member, read_members
 from vitreous.data.store import load_arrays, write_whole
 from vitreous.errors import DataError
 from vitreous.files import cache_root
 
-INDEX_VERSION = 2
+INDEX_VERSION = 3
+NO_PICTURE = "samples without a picture"
+LABEL_ENDINGS = frozenset({"cls", "txt", "json"})
 LISTED = 10
 LABELS_FILE = "labels.txt"
 
@@ -44,7 +47,14 @@ def open_source(path: Path) -> Found:
     splits: dict[str, tuple[Images, list[Label]]] = {split: _open_split(found[split]) for split in found}
     if not any(len(images) for images, _ in splits.values()):
         raise DataError(f"{path}: no samples in its shards: expected members such as 0001.jpg with 0001.cls")
-    return Found(splits, _class_names(path if path.is_dir() else path.parent))
+    tally = Tally()
+    for shard in (shard for shards in found.values() for shard in shards):
+        for name in shard_index(shard)["left_out"].tolist():
+            known = os.path.splitext(name)[1][1:].lower() not in LABEL_ENDINGS
+            tally.add(
+                (why_not(os.path.basename(name)) if known else None) or NO_PICTURE, f"{shard.name}:{name}"
+            )
+    return Found(splits, _class_names(path if path.is_dir() else path.parent), left_out=tally.found())
 
 
 def _require_whole(shards: Sequence[Path]) -> None:
@@ -90,10 +100,11 @@ def _open_split(shards: Sequence[Path]) -> tuple[EncodedImages, list[Label]]:
 
 def shard_index(shard: Path) -> dict[str, np.ndarray]:
     """Return where each sample of a shard lies and what its label is; remembered until the shard changes."""
-    key = digest(stamp(str(shard)) + b"shard%d" % INDEX_VERSION).hex()
+    readable = ",".join(sorted(SUFFIXES)).encode()  # what is a picture depends on what is installed
+    key = digest(stamp(str(shard)) + b"shard%d" % INDEX_VERSION + readable).hex()
     remembered = cache_root() / "shards" / f"{key}.npz"
     arrays = load_arrays(remembered)
-    if arrays is None or not {"names", "labels", "offsets", "sizes"} <= arrays.keys():
+    if arrays is None or not {"names", "labels", "offsets", "sizes", "left_out"} <= arrays.keys():
         count = (
             cache_root()
             / "shards"
@@ -136,11 +147,13 @@ def _scan(shard: Path) -> dict[str, np.ndarray]:
         raise DataError(f"{shard}: not a readable, uncompressed tar shard: {error}") from None
     except OSError as error:
         raise DataError(f"{shard}: {error.strerror or error}") from None
-    names, labels, offsets, sizes = [], [], [], []
+    names, labels, offsets, sizes, left_out = [], [], [], [], []
     with open(shard, "rb") as file:
         for stem, parts in samples.items():
             image = next((parts[ending] for ending in parts if f".{ending}" in SUFFIXES), None)
             if image is None:
+                others = [member for ending, member in parts.items() if ending not in LABEL_ENDINGS]
+                left_out.append((others or list(parts.values()))[0].name)
                 continue
             label = _label(file, parts)
             if label is None:
@@ -156,6 +169,7 @@ def _scan(shard: Path) -> dict[str, np.ndarray]:
         "labels": np.array(labels, str),
         "offsets": np.array(offsets, np.int64),
         "sizes": np.array(sizes, np.int64),
+        "left_out": np.array(left_out, str),
     }
 
 
