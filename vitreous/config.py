@@ -143,7 +143,8 @@ class TrainConfig:
     """How a model is trained. What is auto is chosen from data and hardware, and shown with its reason."""
 
     out: str | None = None
-    """The run folder; auto: runs/NAME-OF-DATA. The same command again goes on where it stopped."""
+    """The run folder; auto: runs/NAME-OF-DATA, numbered where that holds a run of other options. The same
+    command again goes on where it stopped."""
     recipe: str | None = field(default=None, metadata=NOT_GIVEN)
     """A run folder or a sealed file: everything of its plan that no other option says otherwise."""
     model: str | None = None

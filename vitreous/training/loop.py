@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +23,10 @@ from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
 from vitreous.objectives import Objective
 from vitreous.training import clock, loaders, refusal, results, setup, tuning
+from vitreous.training import folder as run_folder
 from vitreous.training.capture import CapturedStep
 from vitreous.training.checkpoints import Checkpoints
 from vitreous.training.clock import Clock
-from vitreous.training.folder import RunLock
 from vitreous.training.gradients import Gradients
 from vitreous.training.log import Log
 from vitreous.training.plan import SUPERVISED, Plan, Task
@@ -68,14 +69,17 @@ def train(
             dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
         if make_objective is None and task.labels:
             setup.require_classes(dataset)
-        folder = Path(options.out or Path("runs") / Path(data).stem)
-        parallel.on_main(lambda: stack.callback(RunLock(folder).release), world)
+        folder = _hold_folder(
+            stack, world, options.out, data, setup.identity(data, dataset, options, start, task)
+        )
 
         # As it was written down when the run started, or chosen now.
         plan = setup.agree_on_plan(folder, data, dataset, options, world, start, task)
         if (ended := results.finished(folder, dataset, world)) is not None:
             if world.is_main:
-                console.note(f"the run in {folder} has ended: give another --out for a new one")
+                console.note(
+                    f"the run in {folder} has ended: other options, or another --out, start a new one"
+                )
             return ended
         training = Training(folder, plan, options, dataset, world, stop)
         training.build(make_objective or objectives.builder(plan.objective), start)
@@ -85,6 +89,23 @@ def train(
             training.run()
             training.checkpoints.wait()
             return results.conclude(training)
+
+
+def _hold_folder(
+    stack: ExitStack, world: parallel.World, out: str | None, data: str, now: dict[str, Any]
+) -> Path:
+    """Choose the folder of the run, and hold it until the stack is left; return its path."""
+    held: list[Path] = []
+
+    def hold() -> None:
+        lock = run_folder.take(out, data, now)
+        stack.callback(lock.release)
+        held.append(lock.folder)
+
+    parallel.on_main(hold, world)
+    chosen = parallel.broadcast(held[0] if held else None, world)
+    assert chosen is not None
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -60,17 +60,12 @@ class Start:
     recipe: Recipe
 
 
-def agree_on_plan(
-    run: Path,
-    data: str,
-    dataset: Dataset,
-    options: TrainConfig,
-    world: parallel.World,
-    start: Start | None = None,
-    task: Task = SUPERVISED,
-) -> Plan:
-    """Return the plan of the run in this folder, if its options are still the same, or choose one."""
-    for path in (data, str(run), options.data_root or "", "" if start is None else start.source):
+def identity(
+    data: str, dataset: Dataset, options: TrainConfig, start: Start | None = None, task: Task = SUPERVISED
+) -> dict[str, Any]:
+    """Return what a run is known by: two commands that agree in it are the same run."""
+    source = "" if start is None else start.source
+    for path in (data, options.out or "", options.data_root or "", source):
         if not is_utf8(path):
             raise DataError(f"{printable(path)}: its name is not in UTF-8: rename it")
     if "train" not in dataset.splits or not len(dataset.splits["train"]):
@@ -81,6 +76,20 @@ def agree_on_plan(
         now["checkpoint"] = checkpoint.fingerprint(start.tensors)
     if task.settings:
         now["task"] = task.settings
+    return now
+
+
+def agree_on_plan(
+    run: Path,
+    data: str,
+    dataset: Dataset,
+    options: TrainConfig,
+    world: parallel.World,
+    start: Start | None = None,
+    task: Task = SUPERVISED,
+) -> Plan:
+    """Return the plan of the run in this folder, if its options are still the same, or choose one."""
+    now = identity(data, dataset, options, start, task)
     path = run / "config.json"
     chosen: list[Plan] = []
 
