@@ -159,6 +159,9 @@ class TrainConfig:
     """Passes over the training images."""
     time_budget: str | None = field(default=None, metadata=NOT_GIVEN)
     """Train as long as fits into this time, such as 90s, 10m or 1.5h, instead of a number of epochs."""
+    extend: int | str | None = field(default=None, metadata=NOT_GIVEN)
+    """Go on with a run that has ended: so many more epochs, or a time such as 10m, with the other options of
+    that run. The learning rate rises again to 0.3 of its peak, and falls to 0."""
     batch_size: int | None = None
     """Images per step, over all ranks and micro-batches."""
     optimizer: Optimizer | None = None
@@ -427,7 +430,7 @@ class InspectConfig:
 GROUPS: dict[str, tuple[str, ...]] = {
     "main": (
         *("model", "match", "init", "tune", "recipe", "method", "split", "image_size"),
-        *("epochs", "time_budget", "batch_size", "lr", "out", "seed", "device"),
+        *("epochs", "time_budget", "extend", "batch_size", "lr", "out", "seed", "device"),
     ),
     "model": ("patch_size", "drop_path", "keep_head", "heads", "layer", "pooling"),
     "data and augmentation": (

@@ -1,17 +1,19 @@
 """The model card: what a model is, what it was trained on, how good it is, what it is not for."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitreous import console
-from vitreous.data import Dataset
 from vitreous.models import cost
-from vitreous.objectives import Objective
-from vitreous.training.plan import Plan
+
+if TYPE_CHECKING:
+    from vitreous.training.extension import Stage
+    from vitreous.training.loop import Training
 
 
-def write(plan: Plan, objective: Objective, dataset: Dataset, results: dict[str, Any]) -> str:
+def write(training: "Training", results: dict[str, Any]) -> str:
     """Return the card as Markdown."""
+    plan, objective, dataset = training.plan, training.objective, training.dataset
     splits = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
     carved = f" Carved from the training images: {', '.join(dataset.carved)}." if dataset.carved else ""
     purpose, limits = objective.card(dataset, plan.preprocessing)
@@ -30,7 +32,7 @@ It has {cost.parameters(plan.architecture):,} parameters.
 
 {_table(objective.headline, results)}
 
-Taken on {taken}. The best step was chosen on `val`.
+Taken on {taken}. The best step was chosen on `val`.{_extended(training)}
 
 ## Recipe
 
@@ -40,6 +42,16 @@ Taken on {taken}. The best step was chosen on `val`.
 
 {limits}
 """
+
+
+def _extended(training: "Training") -> str:
+    """Say how the run went on after its plan had ended."""
+    said = [f"from step {each.start:,} by {_length(each)}" for each in training.stages[1:]]
+    return f" After its recipe the run was extended {', then '.join(said)}." if said else ""
+
+
+def _length(stage: "Stage") -> str:
+    return f"{stage.epochs:,} epochs" if stage.epochs else console.duration(stage.seconds or 0.0)
 
 
 def _table(headline: str, results: dict[str, Any]) -> str:

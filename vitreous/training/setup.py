@@ -18,14 +18,14 @@ from vitreous.data.images import ArrayImages, is_utf8, printable
 from vitreous.errors import DataError, OptionError
 from vitreous.models import cost
 from vitreous.options import command as command_line
-from vitreous.training import defaults, folder, recipes
+from vitreous.training import defaults, extension, folder, recipes
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task
 from vitreous.training.recipes import Recipe
 
 # What may differ between the command that started a run and the one that goes on with it.
 FREE = {
-    *("out", "device", "pixels", "workers", "micro_batch", "compile", "checkpointing", "shard"),
+    *("out", "extend", "device", "pixels", "workers", "micro_batch", "compile", "checkpointing", "shard"),
     *("save_every", "keep", "on_nan", "data_root", "tensorboard", "wandb", "mlflow"),
 }
 
@@ -43,6 +43,8 @@ def check_options(options: TrainConfig) -> None:
         value = getattr(options, name)
         if value is not None and not least <= value < math.inf:
             raise OptionError(f"--{name.replace('_', '-')} {value} is out of range: give {least} or more")
+    if options.extend is not None:
+        extension.parse(options.extend)
     if options.lr is not None and not 0.0 < options.lr < math.inf:
         raise OptionError(f"--lr {options.lr} is out of range: give more than 0, such as 1e-3")
     if options.warmup is not None and options.warmup > 1.0:
