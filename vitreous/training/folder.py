@@ -101,7 +101,7 @@ def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
 
 def names(data: str) -> Iterator[Path]:
     """Yield the folders that runs on these data have where none is named."""
-    first = Path("runs") / Path(data).stem
+    first = Path("runs") / Path(data.removeprefix("memory:")).stem
     yield first
     for number in count(2):
         yield first.with_name(f"{first.name}-{number}")

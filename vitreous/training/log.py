@@ -9,6 +9,7 @@ from typing import Any
 from vitreous import console, parallel
 from vitreous.config import TrainConfig
 from vitreous.data import Loader
+from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.journal import Journal
 
 EVERY = 100
@@ -29,9 +30,11 @@ class Log:
         images: int,
         per_epoch: int,
         about: Mapping[str, Any],
+        callbacks: Callbacks = NONE,
     ) -> None:
         """`images` are in a batch, `per_epoch` batches in an epoch; `about` is what other trackers show."""
         self.world, self.images, self.per_epoch = world, images, per_epoch
+        self.callbacks = callbacks if world.is_main else NONE
         self.sums: dict[str, float] = {}
         self.means: dict[str, float] = {}
         """Of the latest record, over all ranks."""
@@ -78,6 +81,18 @@ class Log:
         due = step % self.per_epoch == 0 or step % EVERY == 0 or step == steps
         if due and self._steps:
             self._record(step, lr, figures.get("gradient_norm", math.nan))
+        if figures:
+            self._tell(step, figures, steps, lr)
+
+    def _tell(self, step: int, figures: Mapping[str, float], steps: int, lr: float) -> None:
+        """Pass a step on to the caller. Of several ranks it is this one's share, scaled to the whole."""
+        whole = {
+            name: value if name == "gradient_norm" else value * self.world.size
+            for name, value in figures.items()
+            if name != "refused"
+        }
+        epoch = round(step / self.per_epoch, 4)
+        self.callbacks.step({"step": step, "steps": steps, "epoch": epoch, "lr": lr, **whole})
 
     def _record(self, step: int, lr: float, norm: float) -> None:
         totals = parallel.total(dict(sorted(self.sums.items())), self.world)
@@ -160,3 +175,4 @@ class Log:
         if self.journal:
             rounded = {name: round(value, 6) for name, value in figures.items()}
             self.journal.write({"step": step, "split": split, **rounded})
+        self.callbacks.evaluation({"step": step, "split": split, **figures})

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from vitreous import console, objectives, optim, parallel
 from vitreous.config import TrainConfig
-from vitreous.data import Batch, Dataset, Loader, open_data
+from vitreous.data import Batch, Dataset, InMemory, Loader, open_data
 from vitreous.errors import DataError, ResumeError
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
 from vitreous.objectives import Objective
 from vitreous.training import clock, extension, loaders, refusal, results, setup, tuning
 from vitreous.training import folder as run_folder
+from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.capture import CapturedStep
 from vitreous.training.checkpoints import Checkpoints
 from vitreous.training.clock import Clock
@@ -44,7 +45,7 @@ TIMED = 3
 
 
 def train(
-    data: str,
+    data: str | InMemory,
     options: TrainConfig,
     *,
     make_objective: objectives.Build | None = None,
@@ -53,6 +54,7 @@ def train(
     dataset: Dataset | None = None,
     afterwards: float = 0.5,
     started: float | None = None,
+    callbacks: Callbacks = NONE,
 ) -> Result:
     """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
 
@@ -60,6 +62,7 @@ def train(
     `task` says what is learned, where that is not the labels.
     `dataset` is what `data` names, where it is open already. `afterwards`: seconds of a time budget that the
     caller needs when this has returned; `started`: when it began, by `time.monotonic`, if not now.
+    `callbacks` are told of steps and evaluations.
     """
     started = time.monotonic() if started is None else started
     setup.check_options(options)
@@ -68,6 +71,7 @@ def train(
         world = stack.enter_context(parallel.join(options.device))
         if dataset is None:
             dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
+        data = str(data)
         if make_objective is None and task.labels:
             setup.require_classes(dataset)
         folder = _hold_folder(
@@ -88,7 +92,7 @@ def train(
         training = Training(folder, plan, stages, options, dataset, world, stop)
         training.build(make_objective or objectives.builder(plan.objective), start)
         stack.callback(training.close)
-        training.take_up(started, afterwards)
+        training.take_up(started, afterwards, callbacks)
         with training.log:
             training.run()
             training.checkpoints.wait()
@@ -219,7 +223,7 @@ class Training:
         self.checkpoints.close()
         del self.loader, self.validation
 
-    def take_up(self, started: float, afterwards: float) -> None:
+    def take_up(self, started: float, afterwards: float, callbacks: Callbacks = NONE) -> None:
         """Go to the newest checkpoint that is intact, or to the start."""
         plan, per_epoch, stage = self.plan, self.loader.steps_per_epoch, self.stage
         self.position = Position(steps=(stage.epochs or 0) * per_epoch)
@@ -260,6 +264,7 @@ class Training:
             images=self.step.gradients.images,
             per_epoch=per_epoch,
             about=plan.to_json(),
+            callbacks=callbacks,
         )
         if saved is None:
             self.save()  # a rollback always has one to go back to
