@@ -161,7 +161,7 @@ class TrainConfig:
     """Train as long as fits into this time, such as 90s, 10m or 1.5h, instead of a number of epochs."""
     extend: int | str | None = field(default=None, metadata=NOT_GIVEN)
     """Go on with a run that has ended: so many more epochs, or a time such as 10m, with the other options of
-    that run. The learning rate rises again to 0.3 of its peak, and falls to 0."""
+    that run. The learning rate rises again to half of its peak, and falls to 0."""
     batch_size: int | None = None
     """Images per step, over all ranks and micro-batches."""
     optimizer: Optimizer | None = None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous import console
 from vitreous.models import cost
+from vitreous.training import portability
 
 if TYPE_CHECKING:
     from vitreous.training.extension import Stage
@@ -22,7 +23,7 @@ def write(training: "Training", results: dict[str, Any]) -> str:
     return f"""# Model card
 
 {purpose}
-It has {cost.parameters(plan.architecture):,} parameters.
+It has {cost.parameters(plan.architecture):,} parameters. It converts to {portability.describe(plan)}.
 
 ## Data
 

@@ -16,7 +16,7 @@ from vitreous.training import folder
 from vitreous.training.plan import Plan, seconds
 from vitreous.training.state import Position
 
-PEAK = 0.3
+PEAK = 0.5
 """Share of the plan's peak that the learning rate rises to again."""
 WARMUP = 0.1
 """Part of the extension over which it rises."""

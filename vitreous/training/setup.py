@@ -18,7 +18,7 @@ from vitreous.data.images import ArrayImages, is_utf8, printable
 from vitreous.errors import DataError, OptionError
 from vitreous.models import cost
 from vitreous.options import command as command_line
-from vitreous.training import defaults, extension, folder, recipes
+from vitreous.training import defaults, extension, folder, portability, recipes
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task
 from vitreous.training.recipes import Recipe
@@ -109,6 +109,7 @@ def agree_on_plan(
             )
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
+        console.note(f"converts to: {portability.describe(plan)}")
         arguments = (
             (task.verb, (*task.arguments, data)) if start is None else ("finetune", (start.source, data))
         )
