@@ -186,6 +186,23 @@ class Classifier:
         checkpoint.write(self.weights(), path)
         return path
 
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        layout: str = "vitreous",
+        private: bool = False,
+        token: str | None = None,
+        card: str | None = None,
+    ) -> str:
+        """Upload the classifier and a model card to `owner/name` on the Hugging Face hub; return its address.
+
+        `layout` is `vitreous`, `timm` or `hf`; `card`: Markdown in place of the one that is written.
+        """
+        from vitreous.predict import hub
+
+        return hub.push(self, repository, layout=layout, private=private, token=token, card=card)
+
     def _require_labels(self, classes: int) -> None:
         if self.labels and len(self.labels) != classes:
             raise ModelError(
