@@ -48,7 +48,7 @@ def test_what_training_chooses_converts_to_timm(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "timm; not to Hugging Face or torchvision (gap pooling (it reads a class token))"),
+        ({}, "timm; not to Hugging Face or torchvision (gap pooling where it reads a class token)"),
         ({"model": "ViT-Ti/16"}, "timm, Hugging Face, torchvision"),
         (
             {"model": "ViT-Ti/16", "fit": "pad"},
@@ -67,7 +67,7 @@ def test_the_card_says_it_and_convert_the_same(undisturbed: Result, tmp_path: Pa
     with pytest.raises(LayoutError) as caught:
         convert(str(undisturbed.folder), tmp_path / "hf", "hf")
     assert str(caught.value) == (
-        "the hf layout has no place for gap pooling (it reads a class token): choose another layout"
+        "the hf layout has no place for gap pooling where it reads a class token: choose another layout"
     )
 
 

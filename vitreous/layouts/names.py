@@ -76,4 +76,4 @@ def refuse(layout: str, reasons: Mapping[str, bool]) -> None:
 
 def pooled(pooling: str) -> str:
     """Say what stands in the way where a layout's own code reads the class token."""
-    return f"{pooling} pooling" + (" (it reads a class token)" if pooling in ("gap", "map") else "")
+    return f"{pooling} pooling" + (" where it reads a class token" if pooling in ("gap", "map") else "")

@@ -13,7 +13,8 @@ from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.journal import Journal
 
 EVERY = 100
-"""Steps between records, besides the end of each epoch."""
+"""Steps between records, where an epoch is longer; else an epoch is. Every record but a last one averages as
+many."""
 
 
 class Log:
@@ -78,7 +79,7 @@ class Log:
                 self.sums[name] = self.sums.get(name, 0.0) + value
         self._steps += bool(figures)
         self._timed += bool(figures)
-        due = step % self.per_epoch == 0 or step % EVERY == 0 or step == steps
+        due = step % min(self.per_epoch, EVERY) == 0 or step == steps
         if due and self._steps:
             self._record(step, lr, figures.get("gradient_norm", math.nan))
         if figures:
@@ -105,6 +106,7 @@ class Log:
                     "step": step,
                     "split": "train",
                     "epoch": round(step / self.per_epoch, 4),
+                    "batches": self._steps,
                     **{name: round(value, 6) for name, value in self.means.items()},
                     "lr": lr,
                     "gradient_norm": round(norm, 6) if math.isfinite(norm) else None,
@@ -158,8 +160,15 @@ class Log:
         for name in ("loss", "accuracy"):
             if (mean := (means or self.means).get(name)) is not None:
                 parts.append(f"{name} {mean:.1%}" if name == "accuracy" else f"{name} {mean:.3f}")
-        parts.append(f"{self.images / max(1e-9, seconds_per_step):,.0f} images/s")
+        if speed := self._pace(now):
+            parts.append(f"{speed:,.0f} images/s")
         self.bar.update(step, steps, ", ".join(parts), left=(steps - step) * seconds_per_step)
+
+    def _pace(self, now: float) -> float | None:
+        """Return images over time since the record before the latest: waiting counts, evaluation does not."""
+        images, seconds = self.speeds[-1] if self.speeds else (0, 0.0)
+        images, seconds = images + self._timed * self.images, seconds + now - self._since
+        return images / seconds if images and seconds > 0 else None
 
     def unreadable(self, loader: Loader) -> None:
         """Name a few of the files that could not be read since the last time; others took their places."""

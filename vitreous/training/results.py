@@ -144,4 +144,5 @@ def _speed(training: "Training") -> dict[str, Any]:
 def _device(world: parallel.World) -> str:
     if world.device.type == "cuda":
         return torch.cuda.get_device_name(world.device)
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.processor() or platform.machine()}, {threads} thread" + "s" * (threads != 1)
