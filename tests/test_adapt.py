@@ -114,3 +114,19 @@ def test_preprocessing_follows_the_model() -> None:
     assert (after.image_size, after.resize_size) == ((448, 224), (512, 256))
     assert after.mean == pytest.approx((0.4,)) and after.std == pytest.approx((0.2,))
     assert adapt.refit(before, (224, 224), 4).mean == (0.3, 0.4, 0.5, 0.3)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "BiT-R50x1"])
+def test_a_head_is_reset_as_timms_is(name: str) -> None:
+    model = zoo.create_model(name, num_classes=3, **({} if name[0] == "B" else {"depth": 1}))
+    model.reset_classifier(7)
+    assert model.config.num_classes == 7
+    expected = zoo.build(model.config).state_dict()
+    assert {key: value.shape for key, value in model.state_dict().items()} == {
+        key: value.shape for key, value in expected.items()
+    }
+    assert all(not value.any() for key, value in model.state_dict().items() if key.startswith("head"))
+    model.reset_classifier(0)
+    assert not [key for key in model.state_dict() if key.startswith("head")]
+    with pytest.raises(ModelError, match="num_classes"):
+        model.reset_classifier(-1)

@@ -276,3 +276,18 @@ def test_the_age_of_a_process_is_what_the_system_says() -> None:
     code = "import time; time.sleep(0.5); from vitreous import cli; print(cli._age())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0.5 <= float(done.stdout) < 300 or not Path("/proc/self/stat").exists()
+
+
+@pytest.mark.slow
+def test_a_prediction_waits_for_no_library_that_it_does_not_need(digits_file: Path, tmp_path: Path) -> None:
+    """Most of a prediction's time is the import of torch: what else is imported would double it."""
+    (image,) = digits_files(tmp_path / "images", count=1)
+    program = f"""
+import sys
+from vitreous.cli import main
+assert main(["predict", {str(digits_file)!r}, {str(image)!r}]) == 0
+others = {{name.partition(".")[0] for name in sys.modules}}
+print(*sorted(others & {{"scipy", "sklearn", "torchvision", "matplotlib", "huggingface_hub"}}))
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "", found.stdout

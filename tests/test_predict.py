@@ -412,3 +412,27 @@ def test_weights_that_are_no_numbers_are_no_answer(classifier: Classifier, pictu
         classifier.model.head.weight[0, 0] = float("nan")
     with pytest.raises(ModelError, match="the model's answer is not a number"):
         classifier.predict([picture])
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_classifier_with_another_head_is_saved_or_says_how(
+    by_hand: bool, digits_file: Path, tmp_path: Path
+) -> None:
+    classifier = vitreous.load(digits_file)
+    if by_hand:
+        classifier.model.head = torch.nn.Linear(32, 7)
+    else:
+        classifier.model.reset_classifier(7)
+    with pytest.raises(
+        ModelError, match="7 classes and the classifier 10 labels: set classifier.labels to 7"
+    ):
+        classifier.save(tmp_path)
+    with pytest.raises(ModelError, match="7 classes and the classifier 10 labels"):
+        classifier.predict(np.zeros((8, 8, 1), np.uint8))
+    classifier.labels = list("abcdefg")
+    again = vitreous.load(classifier.save(tmp_path))
+    assert again.labels == classifier.labels and again.model.config.num_classes == 7
+    assert torch.equal(again.model.head.weight, classifier.model.head.weight)
+    classifier.model.head = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 7))
+    with pytest.raises(CheckpointError, match=r"can't be saved: .*head.0.bias.*model.reset_classifier\(N\)"):
+        classifier.save(tmp_path)

@@ -93,6 +93,9 @@ assert vitreous.train == 1
 def test_a_verb_has_the_options_and_defaults_of_its_config(verb: str) -> None:
     parameters = inspect.signature(getattr(vitreous, verb)).parameters.values()
     options = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    for callback in ("on_step", "on_evaluation"):  # Python's alone
+        assert (callback in options) == (verb in ("train", "finetune", "distill"))
+        assert options.pop(callback, None) is None
     assert options == {each.name: each.default for each in fields(CONFIGS[verb])}
 
 

@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from vitreous import cli, plot, report
 from vitreous.config import EvaluateConfig
 from vitreous.data import open_data
 from vitreous.evaluate import evaluate
-from vitreous.predict import load
-from vitreous.report import Gallery, Mistake, Picture, Reliability, Report, markdown
-from vitreous.report.curves import curves
+from vitreous.inspection import gradient_rollout
+from vitreous.predict import Classifier, load
+from vitreous.report import Gallery, Headline, Mistake, Picture, Reliability, Report, evaluation, markdown
+from vitreous.report.curves import _points, curves
 from vitreous.report.page import fitted
 
 ATTACK = "<img src=x onerror=alert(1)>"
@@ -40,7 +42,9 @@ def everything() -> Report:
         subtitle=both,
         command=both,
         environment={both: both},
+        headline=Headline(name=both, value=both, note=both),
         summary={both: both},
+        details={both: both},
         metrics=rows,
         split=both,
         labels=NAMES,
@@ -176,7 +180,9 @@ def test_report_of_a_run_from_its_folder(tmp_path: Path, digits_file: Path) -> N
     rows = [{"step": i, "split": "train", "loss": 1 / i, "accuracy": i / 9} for i in range(1, 9)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 9, "lo')
     (folder / "config.json").write_text(json.dumps({"command": "vitreous train", "data": "digits"}))
-    (folder / "results.json").write_text(json.dumps({"test": {"accuracy": 0.5}, "seconds": 75}))
+    results = {"test": {"accuracy": 0.5, "top5": 0.75}, "val": {"accuracy": 0.5, "top5": 0.6}}
+    results |= {"seconds": 75, "steps": 9, "ranks": 1, "mfu": None, "images_per_second": 1234.6}
+    (folder / "results.json").write_text(json.dumps(results))
     (folder / "model_card.md").write_text("# Model card\n\nAbout it.")
     document = evaluate(str(digits_file), "digits", EvaluateConfig(device="cpu"))
     (folder / "evaluation.json").write_text(json.dumps(document))  # as a run leaves it
@@ -198,7 +204,16 @@ def test_report_of_a_run_from_its_folder(tmp_path: Path, digits_file: Path) -> N
         each.truth != each.answer and each.image is not None and each.seen is not None
         for each in built.mistakes
     )
-    assert built.summary["accuracy, test"] == "50.00%" and built.summary["time"] == "1 min 15 s"
+    low, high = document["accuracy_interval"]
+    assert built.headline is not None and built.headline.name == "accuracy on test"
+    assert built.headline.value == f"{document['accuracy']:.2%}"
+    assert built.headline.note == f"95 % interval {low:.1%} to {high:.1%}, 359 images"
+    assert built.details == {"time": "1 min 15 s", "images per second": "1,235", "steps": "9"}  # not one rank
+    assert built.summary == {"top-5 accuracy, test": "75.00%", "accuracy, val": "50.00%"}
+    shown = re.sub("<svg.*?</svg>", "", page, flags=re.S)
+    assert shown.index(built.headline.value) < shown.index("top-5 accuracy, test") < shown.index("1 min 15 s")
+    assert "null" not in shown.partition("<body>")[2]
+    assert len(re.findall("Model card</h", page)) == 1
 
 
 def test_report_of_a_run_whose_data_has_moved(
@@ -225,3 +240,27 @@ def test_report_of_an_evaluation(tmp_path: Path, digits_file: Path) -> None:
     built = report.from_evaluation(document)
     assert built.reliability.error == pytest.approx(document["ece"], abs=1e-6)
     assert len(built.mistakes) == len(document["worst"]) > 0
+
+
+def test_mistakes_show_what_spoke_for_the_answer_and_for_the_truth(digits: Classifier) -> None:
+    split = open_data("digits").splits["test"]
+    worst = [{"index": 3, "truth": 2, "guess": "7", "probability": 0.9}]
+    (mistake,) = evaluation.mistakes(digits, split, worst)
+    pixels = digits.prepare(split.read(3, 1))
+    images, mask = digits.collate([pixels, pixels])
+    maps = gradient_rollout(digits.model, images, torch.tensor([7, 2]), mask)
+    for shown, each in zip((mistake.seen, mistake.missed), maps, strict=True):
+        np.testing.assert_array_equal(shown, plot.overlay(pixels.pixels, each.numpy()))
+    assert not np.array_equal(mistake.seen, mistake.missed)
+    page = report.render(report.Report(title="t", mistakes=[mistake]))
+    assert page.count("<img") == 3 and "what spoke for the answer, then what spoke for the true class" in page
+
+
+def test_the_last_point_of_a_curve_averages_as_many_batches_as_the_others() -> None:
+    rows = [{"step": 40 * i, "split": "train", "batches": 40, "loss": 1.0} for i in range(1, 4)]
+    short = {"step": 123, "split": "train", "batches": 3, "loss": 5.0}
+    val = {"step": 123, "split": "val", "loss": 2.0}
+    points = _points([*rows, short, val], "train", ("loss",))
+    assert points == [(40.0, 1.0), (80.0, 1.0), (120.0, 1.0)]
+    assert _points([*rows, short, val], "val", ("loss",)) == [(123.0, 2.0)]
+    assert len(_points([short], "train", ("loss",))) == 1  # all there is

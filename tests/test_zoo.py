@@ -138,3 +138,11 @@ def test_patterns_match_parts_and_wildcards() -> None:
     assert zoo.list_models("*_dinov2") == [name for name in zoo.VARIANTS if name.endswith("_dinov2")]
     assert "deit_tiny_patch16_224" in zoo.list_models("DEIT")
     assert zoo.list_models("nothing-like-it") == []
+
+
+def test_trained_weights_are_loaded_not_created() -> None:
+    with pytest.raises(
+        ModelError, match=r"makes fresh weights.*vitreous\.load\(.hf://google/vit-base-patch16-224"
+    ):
+        zoo.create_model("vit_base_patch16_224", pretrained=True)
+    assert zoo.create_model("vit_tiny_patch16_224", pretrained=False, depth=1).config.depth == 1

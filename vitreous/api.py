@@ -30,8 +30,10 @@ from vitreous.figures import Figures, html_table
 from vitreous.options import command, from_keywords, takes
 
 if TYPE_CHECKING:
+    from vitreous.data import InMemory
     from vitreous.predict import Classifier, Failure, Picture, Prediction
     from vitreous.training import Result
+    from vitreous.training.callbacks import Callback
 
 REPORT_SECONDS = 10.0
 """What of a time budget is left for the report and the end of the process; of a short one a sixth."""
@@ -40,6 +42,9 @@ command_started: float | None = None
 
 Text = str | os.PathLike[str]
 """A path, or the name of a data set or model."""
+Data = Any
+"""A `Text`; or what a program has in memory: a torch or Hugging Face `Dataset`, pairs of image and label, or
+a dictionary of these by split."""
 
 
 class Run(Figures):
@@ -73,39 +78,76 @@ class Predictions(list["Prediction | Failure"]):
 
 
 @takes(TrainConfig)
-def train(data: Text = "digits", **options: Any) -> Run:
-    """Train a classifier on the data, write its run folder and report, and return its figures."""
+def train(
+    data: Data = "digits",
+    *,
+    on_step: "Callback | None" = None,
+    on_evaluation: "Callback | None" = None,
+    **options: Any,
+) -> Run:
+    """Train a classifier on the data, write its run folder and report, and return its figures.
+
+    `on_step` and `on_evaluation` are called with a dictionary of figures as the run goes.
+    """
     started = _now()
+    from vitreous.training import Callbacks
     from vitreous.training import train as work
 
     config = from_keywords(TrainConfig, options, "train")
-    return _finish(work(os.fspath(data), config, afterwards=_report_seconds(config), started=started))
+    about: dict[str, Any] = {"afterwards": _report_seconds(config), "started": started}
+    return _finish(work(_source(data), config, callbacks=Callbacks(on_step, on_evaluation), **about))
 
 
 @takes(FinetuneConfig)
-def finetune(checkpoint: Text, data: Text, **options: Any) -> Run | Figures:
+def finetune(
+    checkpoint: Text,
+    data: Data,
+    *,
+    on_step: "Callback | None" = None,
+    on_evaluation: "Callback | None" = None,
+    **options: Any,
+) -> Run | Figures:
     """Fit a trained model to other data as `train` does; on a suite of data sets, return a row for each."""
     started = _now()
     from vitreous.evals.suite import is_suite
+    from vitreous.training import Callbacks, suite
     from vitreous.training import finetune as work
-    from vitreous.training import suite
 
     config = from_keywords(FinetuneConfig, options, "finetune")
-    source, name = os.fspath(checkpoint), os.fspath(data)
-    if is_suite(name):
-        return Figures(suite(source, name, config, after=_write_report))
-    return _finish(work(source, name, config, afterwards=_report_seconds(config), started=started))
+    source, opened = os.fspath(checkpoint), _source(data)
+    if isinstance(opened, str) and is_suite(opened):
+        return Figures(suite(source, opened, config, after=_write_report))
+    about: dict[str, Any] = {"afterwards": _report_seconds(config), "started": started}
+    return _finish(work(source, opened, config, callbacks=Callbacks(on_step, on_evaluation), **about))
 
 
 @takes(DistillConfig)
-def distill(teacher: Text, data: Text, **options: Any) -> Run:
+def distill(
+    teacher: Text,
+    data: Data,
+    *,
+    on_step: "Callback | None" = None,
+    on_evaluation: "Callback | None" = None,
+    **options: Any,
+) -> Run:
     """Teach a student what a trained model knows: its answers, or its features, without labels."""
     started = _now()
+    from vitreous.training import Callbacks
     from vitreous.training import distill as work
 
     config = from_keywords(DistillConfig, options, "distill")
-    source, name = os.fspath(teacher), os.fspath(data)
-    return _finish(work(source, name, config, afterwards=_report_seconds(config), started=started))
+    callbacks = Callbacks(on_step, on_evaluation)
+    about: dict[str, Any] = {"afterwards": _report_seconds(config), "started": started}
+    return _finish(work(os.fspath(teacher), _source(data), config, callbacks=callbacks, **about))
+
+
+def _source(data: Data) -> "str | InMemory":
+    """Return DATA as the verbs take it: text, or what is in memory."""
+    if isinstance(data, str | os.PathLike):
+        return os.fspath(data)
+    from vitreous.data import InMemory
+
+    return data if isinstance(data, InMemory) else InMemory(data)
 
 
 def _now() -> float:
@@ -134,12 +176,12 @@ def _write_report(result: "Result") -> None:
 
 
 @takes(EvaluateConfig)
-def evaluate(checkpoint: Text, data: Text, **options: Any) -> Figures:
+def evaluate(checkpoint: Text, data: Data, **options: Any) -> Figures:
     """Measure a checkpoint: accuracy, top5, loss, ece, per_class, confusion, worst mistakes and more."""
     from vitreous.evaluate import evaluate as work
 
     config = from_keywords(EvaluateConfig, options, "evaluate")
-    source, name = os.fspath(checkpoint), os.fspath(data)
+    source, name = os.fspath(checkpoint), _source(data)
     folder = None if config.out is None else prepare_folder(config.out)
     document = work(source, name, config)
     if folder is not None:
@@ -147,21 +189,23 @@ def evaluate(checkpoint: Text, data: Text, **options: Any) -> Figures:
         from vitreous.report import write_evaluation
 
         opened = open_data(name, data_root=config.data_root, seed=config.seed)
-        written = write_evaluation(folder, document, opened, command("evaluate", (source, name), config))
+        written = write_evaluation(folder, document, opened, command("evaluate", (source, str(name)), config))
         console.note(f"report: {written}")
     return Figures(document, folder=folder)
 
 
 @takes(ProbeConfig)
-def probe(checkpoint: Text, data: Text, **options: Any) -> Figures:
+def probe(checkpoint: Text, data: Data, **options: Any) -> Figures:
     """Measure how good frozen features are, by method; on a suite of data sets, return a row for each."""
     from vitreous.evals.suite import is_suite
     from vitreous.probe import probe as work
     from vitreous.probe import suite
 
     config = from_keywords(ProbeConfig, options, "probe")
-    source, name = os.fspath(checkpoint), os.fspath(data)
-    return Figures((suite if is_suite(name) else work)(source, name, config))
+    source, name = os.fspath(checkpoint), _source(data)
+    if isinstance(name, str) and is_suite(name):
+        return Figures(suite(source, name, config))
+    return Figures(work(source, name, config))
 
 
 @takes(PredictConfig)
@@ -246,12 +290,12 @@ def convert(source: Text, destination: Text, to: Layout, **options: Any) -> Figu
     return Figures(vars(work(os.fspath(source), Path(destination), to, **{**vars(config), **sizes})))
 
 
-def check(data: Text, *, data_root: str | None = None) -> Figures:
+def check(data: Data, *, data_root: str | None = None) -> Figures:
     """Find unreadable files, duplicates, split leaks, thin classes and odd sizes; nothing is changed."""
     from vitreous.data import open_data
     from vitreous.data.survey import survey
 
-    return Figures(survey(open_data(os.fspath(data), data_root=data_root, carve=False)).document())
+    return Figures(survey(open_data(_source(data), data_root=data_root, carve=False)).document())
 
 
 def prepare_folder(path: Text) -> Path:

@@ -144,7 +144,8 @@ class TrainConfig:
     """How a model is trained. What is auto is chosen from data and hardware, and shown with its reason."""
 
     out: str | None = None
-    """The run folder; auto: runs/NAME-OF-DATA. The same command again goes on where it stopped."""
+    """The run folder; auto: runs/NAME-OF-DATA, numbered where that holds a run of other options. The same
+    command again goes on where it stopped."""
     recipe: str | None = field(default=None, metadata=NOT_GIVEN)
     """A run folder or a sealed file: everything of its plan that no other option says otherwise."""
     model: str | None = None
@@ -162,6 +163,9 @@ class TrainConfig:
     """Passes over the training images."""
     time_budget: str | None = field(default=None, metadata=NOT_GIVEN)
     """Train as long as fits into this time, such as 90s, 10m or 1.5h, instead of a number of epochs."""
+    extend: int | str | None = field(default=None, metadata=NOT_GIVEN)
+    """Go on with a run that has ended: so many more epochs, or a time such as 10m, with the other options of
+    that run. The learning rate rises again to half of its peak, and falls to 0."""
     batch_size: int | None = None
     """Images per step, over all ranks and micro-batches."""
     optimizer: Optimizer | None = None
@@ -431,7 +435,7 @@ class InspectConfig:
 GROUPS: dict[str, tuple[str, ...]] = {
     "main": (
         *("model", "match", "init", "tune", "recipe", "method", "split", "image_size"),
-        *("epochs", "time_budget", "batch_size", "lr", "out", "seed", "device"),
+        *("epochs", "time_budget", "extend", "batch_size", "lr", "out", "seed", "device"),
     ),
     "model": ("patch_size", "drop_path", "initialization", "keep_head", "heads", "layer", "pooling"),
     "data and augmentation": (

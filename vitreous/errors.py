@@ -43,6 +43,10 @@ class TrainingError(VitreousError):
     """A run that can't go on: its loss or gradient is no longer a number, or no memory is left."""
 
 
+class CallbackError(VitreousError):
+    """A function of the caller's, which a run calls with its figures, that raised an error."""
+
+
 class MissingDependencyError(VitreousError):
     """An optional package that this verb needs is not installed."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitreous import checkpoint, console
 from vitreous.config import EvaluateConfig
-from vitreous.data import Batch, Dataset, Split, open_data
+from vitreous.data import Batch, Dataset, InMemory, Split, open_data
 from vitreous.data.augment import normalize
 from vitreous.errors import CheckpointError, DataError, ModelError
 from vitreous.evals import accuracy, alignment, answers, calibration, corruptions, multilabel, outputs, real
@@ -43,7 +43,7 @@ class Measured:
         return self.answers.guesses
 
 
-def evaluate(source: str, data: str, options: EvaluateConfig) -> dict[str, Any]:
+def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous evaluate`."""
     dataset = open_data(data, data_root=options.data_root, seed=options.seed)
     classifier = load(source, device=options.device)

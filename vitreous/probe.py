@@ -8,7 +8,7 @@ import numpy as np
 
 from vitreous import console
 from vitreous.config import ProbeConfig
-from vitreous.data import Dataset, Split, limit_training, open_data
+from vitreous.data import Dataset, InMemory, Split, limit_training, open_data
 from vitreous.errors import DataError
 from vitreous.evals import features, fewshot, knn, linear, metrics
 from vitreous.evals import suite as suites
@@ -18,7 +18,7 @@ from vitreous.models.architecture import pair
 from vitreous.predict import Classifier, load
 
 
-def probe(source: str, data: str, options: ProbeConfig) -> dict[str, Any]:
+def probe(source: str, data: str | InMemory, options: ProbeConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous probe`: an object by method."""
     dataset = open_data(data, data_root=options.data_root, seed=options.seed)
     if options.train_limit is not None:

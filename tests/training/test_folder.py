@@ -14,8 +14,9 @@ import pytest
 from tests.forks import FORKS
 from tests.training.runs import OPTIONS, assert_same_run, run, slow
 from vitreous import cli, files
+from vitreous.config import DistillConfig, FinetuneConfig
 from vitreous.errors import DiskFullError, ResumeError
-from vitreous.training import Result, folder, train
+from vitreous.training import Result, distill, finetune, folder, train
 from vitreous.training.folder import RunLock
 
 
@@ -123,3 +124,85 @@ def test_a_run_without_a_folder_is_named_by_its_data(
     result = train(data, replace(OPTIONS, epochs=1))
     assert result.folder == Path("runs") / "stripes"
     assert (tmp_path / "runs" / "stripes" / "results.json").is_file()
+
+
+def test_a_second_experiment_gets_a_number_and_the_same_command_its_own_run(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = train(data, replace(OPTIONS, epochs=1))
+    second = train(data, replace(OPTIONS, epochs=1, lr=1e-3))
+    assert "runs/stripes holds a run with other options: lr was 0.002 and is now 0.001\n" in (
+        shown := capsys.readouterr().err
+    )
+    assert "this run is runs/stripes-2\n" in shown
+    third = train(data, replace(OPTIONS, epochs=1, seed=1))
+    names = [result.folder.name for result in (first, second, third)]
+    assert names == ["stripes", "stripes-2", "stripes-3"]
+    again = train(data, replace(OPTIONS, epochs=1, lr=1e-3))
+    assert (again.folder, again.figures) == (second.folder, second.figures)
+    assert "the run in runs/stripes-2 has ended" in capsys.readouterr().err
+    assert sorted(path.name for path in Path("runs").iterdir()) == names
+
+
+def test_distilling_and_finetuning_get_folders_of_their_own(
+    data: str, undisturbed: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, about = str(undisturbed.folder), {**vars(OPTIONS), "epochs": 1, "drop_path": None}
+    student = train(data, replace(OPTIONS, epochs=1))
+    taught = distill(source, data, DistillConfig(**{**about, "match": "logits"}))
+    fitted = finetune(source, data, FinetuneConfig(**{**about, "patch_size": None}))
+    folders = [result.folder.name for result in (student, taught, fitted)]
+    assert folders == ["stripes", "stripes-2", "stripes-3"]
+
+
+def test_an_unfinished_folder_in_use_is_passed_over_unless_it_is_the_same_run(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = RunLock(Path("runs/stripes"))  # has not written its options yet
+    lock = folder.take(None, data, {"lr": 1.0})
+    assert lock.folder == Path("runs/stripes-2")
+    files.write_json(lock.folder / "config.json", {"options": {"lr": 1.0}})
+    with pytest.raises(ResumeError, match="runs/stripes-2 is in use by process"):
+        folder.take(None, data, {"lr": 1.0})
+    third = folder.take(None, data, {"lr": 2.0})
+    assert third.folder == Path("runs/stripes-3")
+    for each in (other, lock, third):
+        each.release()
+    assert [path.name for path in Path("runs").iterdir()] == ["stripes-2"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nosuch"], ["digits", "--model", "nonsense"], ["digits", "--image-size", "1"]]
+)
+def test_a_start_that_is_refused_leaves_nothing_behind(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", *arguments]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_its_owner_took_away_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process ends between our opening of the file and our hold on it."""
+    run = tmp_path / "run"
+    first = RunLock(run)
+    real, calls = folder.fcntl.flock, []
+
+    def flock(file: Any, how: int) -> None:
+        calls.append(how)
+        if len(calls) == 1:
+            first.release()
+        real(file, how)
+
+    monkeypatch.setattr(folder.fcntl, "flock", flock)
+    second = RunLock(run)
+    assert len(calls) == 2
+    with pytest.raises(ResumeError, match="is in use"):
+        RunLock(run)
+    second.release()
+    assert not run.exists()

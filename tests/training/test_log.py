@@ -35,17 +35,25 @@ def take(book: Log, steps: range, total: int = 250, **figures: float) -> None:
         book.step(step, found, steps=total, lr=step / 1000)
 
 
-def test_records_come_with_epochs_hundreds_and_the_end(tmp_path: Path) -> None:
+def test_records_come_with_epochs_and_the_end(tmp_path: Path) -> None:
     with opened(tmp_path) as book:
         take(book, range(1, 251), accuracy=0.5)
     rows = records(tmp_path, "train")
-    assert [row["step"] for row in rows] == [40, 80, 100, 120, 160, 200, 240, 250]
-    assert [row["epoch"] for row in rows] == [1.0, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 6.25]
-    means = [(low + 1 + high) / 2 for low, high in zip([0, 40, 80], [40, 80, 100], strict=True)]
+    assert [row["step"] for row in rows] == [40, 80, 120, 160, 200, 240, 250]
+    assert [row["epoch"] for row in rows] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 6.25]
+    assert [row["batches"] for row in rows] == [40] * 6 + [10]
+    means = [(low + 1 + high) / 2 for low, high in zip([0, 40, 80], [40, 80, 120], strict=True)]
     assert [row["loss"] for row in rows[:3]] == means  # of the steps since the record before
     assert {row["accuracy"] for row in rows} == {0.5}
     assert rows[0]["lr"] == 0.04 and rows[0]["gradient_norm"] == 2.5
     assert "refused" not in rows[0]
+
+
+def test_a_long_epoch_is_recorded_by_the_hundred(tmp_path: Path) -> None:
+    with opened(tmp_path, per_epoch=140) as book:
+        take(book, range(1, 251))
+    rows = records(tmp_path, "train")
+    assert [(row["step"], row["batches"]) for row in rows] == [(100, 100), (200, 100), (250, 50)]
 
 
 def test_speed_leaves_out_what_is_no_training(tmp_path: Path, now: Time) -> None:
@@ -101,7 +109,7 @@ def test_the_bar_shows_means_and_speed(tmp_path: Path, now: Time, monkeypatch: p
         now.now += 1.0
         book.show(3, 250, 0.5)
         book.show(250, 250, 0.5)  # the end is always shown
-    assert shown[0] == (3, 250, "loss 2.000, accuracy 25.0%, 40 images/s", 247 * 0.5)
+    assert shown[0] == (3, 250, "loss 2.000, accuracy 25.0%, 60 images/s", 247 * 0.5)
     assert shown[1][0] == 250 and len(shown) == 2
 
 

@@ -142,8 +142,9 @@ def test_speed_is_measured_against_all_ranks(undisturbed: Result, monkeypatch: p
     def speed(ranks: int, pace: float | None, waited: float = 2.0, steps: float = 8.0) -> dict[str, Any]:
         world = parallel.World(device=torch.device("cpu"), size=ranks)
         log = SimpleNamespace(images_per_second=pace, seconds=steps)
-        clock = SimpleNamespace(seconds=12.34, start=None if pace is None else 1.26, waited=waited)
-        return results._speed(SimpleNamespace(world=world, plan=plan, log=log, clock=clock))  # type: ignore[arg-type]
+        clock = SimpleNamespace(start=None if pace is None else 1.26, waited=waited)
+        training = SimpleNamespace(world=world, plan=plan, log=log, clock=clock, seconds=12.34)
+        return results._speed(training)  # type: ignore[arg-type]
 
     used = 3 * 2 * cost.flops(plan.architecture) * 100.04 / 1e9
     alone, both = speed(1, 100.04), speed(2, 100.04)

@@ -26,6 +26,7 @@ PLACEHOLDERS = {
     "cache": "DIR",
     "real_labels": "FILE",
     "time_budget": "TIME",
+    "extend": "N|TIME",
     "image_size": "H [W]",
     "patch_size": "H [W]",
     "patch": "ROW COLUMN",

@@ -6,11 +6,13 @@ from vitreous.data.batch import Batch
 from vitreous.data.loader import Loader, make_loader
 from vitreous.data.opening import limit_training, open_data
 from vitreous.data.order import class_weights
+from vitreous.data.sources.memory import InMemory
 from vitreous.data.split import Dataset, Split, typical_size
 
 __all__ = [
     "Batch",
     "Dataset",
+    "InMemory",
     "Loader",
     "Split",
     "class_weights",

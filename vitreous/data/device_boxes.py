@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 from vitreous.config import Augment
@@ -88,6 +87,8 @@ def mix_shares(
 
 @lru_cache(maxsize=8)
 def _quantiles(alpha: float) -> np.ndarray:
+    from scipy.special import betaincinv  # a quarter of a second, which a prediction need not wait for
+
     return betaincinv(alpha, alpha, np.linspace(0.0, 1.0, CELLS + 1))
 
 

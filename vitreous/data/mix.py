@@ -5,7 +5,6 @@ talking."""
 
 import numpy as np
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 from vitreous.config import Augment
@@ -55,6 +54,8 @@ def erase(images: Tensor, boxes: np.ndarray, hashed: Tensor) -> Tensor:
 def mix_shares(augment: Augment, draws: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return each image's own share of itself, (B,), and its CutMix box (top, left, height, width), height
     0: Mixup."""
+    from scipy.special import betaincinv  # a quarter of a second, which a prediction need not wait for
+
     use_cutmix = (augment.cutmix > 0) & (
         (draws[:, 0] < 0.5) if augment.mixup > 0 else np.ones(len(draws), bool)
     )

@@ -12,6 +12,7 @@ from vitreous.data import content, holdout
 from vitreous.data.images import ArrayImages, is_utf8, printable
 from vitreous.data.sources import arrays, folders, named, parquet, shards, tables
 from vitreous.data.sources.found import LONGEST_NUMBER, Found, Label
+from vitreous.data.sources.memory import PREFIX, InMemory
 from vitreous.data.split import Dataset, Split
 from vitreous.errors import DataError, nearest
 
@@ -20,15 +21,15 @@ MOST_TARGETS = 1 << 32
 
 
 def open_data(
-    spec: str | Path,
+    spec: str | Path | InMemory,
     *,
     data_root: str | Path | None = None,
     seed: int = 0,
     carve: bool = True,
     labelled: bool = True,
 ) -> Dataset:
-    """Open DATA: a folder, CSV, Parquet, tar shards, a local Hugging Face folder, `.npz`, idx files, or a
-    name.
+    """Open DATA: a folder, CSV, Parquet, tar shards, a local Hugging Face folder, `.npz`, idx files, a name,
+    or what a program has in memory.
 
     Where the source has neither "val" nor "test", a tenth of its training images becomes each of them; where
     it has a test split alone, "val". From 25,000 images on it is a twentieth. `carve=False` leaves the splits
@@ -36,6 +37,8 @@ def open_data(
     """
     if str(spec) == "digits":
         return _digits()
+    if isinstance(spec, InMemory):
+        return _assemble(spec.found(labelled), str(spec), seed, carve)
     found = recognise(spec, Path(data_root) if data_root is not None else None, labelled)
     return _assemble(found, str(spec), seed, carve)
 
@@ -69,6 +72,8 @@ def recognise(spec: str | Path, data_root: Path | None, labelled: bool = True) -
         return _folder(path, labelled)
     if path.is_file():
         return _file(path)
+    if str(spec).startswith(PREFIX):
+        raise DataError(f"{spec} was given to a Python function as an object: give it there again")
     names = ", ".join(named.NAMES)
     raise DataError(
         f"no data at {str(spec)!r}: give a folder or file that exists, or one of "

@@ -3,9 +3,14 @@
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
+from vitreous.config import Preprocessing
 from vitreous.errors import CheckpointError, LayoutError, VitreousError
 from vitreous.layouts import containers, google, huggingface, timm, torchvision
 from vitreous.layouts.containers import Container, Hints
+from vitreous.models import zoo
+from vitreous.models.architecture import Architecture
 from vitreous.models.weights import Weights
 
 LAYOUTS: dict[str, ModuleType] = {
@@ -43,6 +48,23 @@ def _read(layout: ModuleType, container: Container, hints: Hints, path: Path) ->
         raise LayoutError(
             f"{path} is not right for the {kind} layout: {type(error).__name__}: {reason}"
         ) from error
+
+
+def obstacles(config: Architecture, preprocessing: Preprocessing) -> dict[str, str]:
+    """Return for each layout why it has no place for such a model; nothing where it has one.
+
+    The layouts themselves are asked, with tensors that have shapes and no content.
+    """
+    with torch.device("meta"):
+        tensors = dict(zoo.build(config).state_dict())
+    found: dict[str, str] = {}
+    for name, layout in LAYOUTS.items():
+        try:
+            layout.write(Weights(config=config, tensors=dict(tensors), preprocessing=preprocessing))
+            found[name] = ""
+        except LayoutError as error:
+            found[name] = getattr(error, "reason", str(error))
+    return found
 
 
 def write(weights: Weights, path: Path, layout: str) -> Path:

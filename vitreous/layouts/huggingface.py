@@ -14,7 +14,7 @@ from vitreous.config import Interpolation, Preprocessing
 from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
-from vitreous.layouts.names import IMAGENET, Rules, drop, fuse, listed, refuse, rename, split
+from vitreous.layouts.names import IMAGENET, Rules, drop, fuse, listed, pooled, refuse, rename, split
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
 from vitreous.models.fields import shown
 from vitreous.models.weights import Weights
@@ -148,14 +148,16 @@ def _write_vit(weights: Weights, config: ViTConfig) -> tuple[dict[str, Tensor], 
         {
             "a hybrid's trunk (transformers 5 has none)": config.stem is not None,
             f"{config.positions} positions": config.positions != "learned",
-            f"{config.pooling} pooling": config.pooling not in ("cls", "cls_gap") or not config.class_token,
+            pooled(config.pooling): config.pooling not in ("cls", "cls_gap") or not config.class_token,
             "class token and mean without LayerScale": config.pooling == "cls_gap"
             and kind in ("vit", "deit"),
             "a pre_logits layer under a head": config.pre_logits is not None and config.num_classes > 0,
             "registers without LayerScale": config.registers > 0 and kind == "vit",
             "SwiGLU without LayerScale": config.activation == "swiglu" and kind in ("vit", "deit"),
             "positions on registers": config.registers > 0 and config.placed_prefix > 1,
-            "a class token without a position": config.placed_prefix == 0 and kind in ("vit", "deit"),
+            "a class token without a position": config.class_token
+            and config.placed_prefix == 0
+            and kind in ("vit", "deit"),
             "images that are not square": config.image_size[0] != config.image_size[1],
             "patches that are not square": config.patch_size[0] != config.patch_size[1],
             "video": config.frames is not None,

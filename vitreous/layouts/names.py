@@ -60,9 +60,20 @@ def split(tensors: dict[str, Tensor], whole: str, parts: Sequence[str]) -> dict[
     return tensors
 
 
+class NoPlaceError(LayoutError):
+    """A model that a layout can't express, and why."""
+
+    def __init__(self, layout: str, reason: str) -> None:
+        super().__init__(f"the {layout} layout has no place for {reason}: choose another layout")
+        self.reason = reason
+
+
 def refuse(layout: str, reasons: Mapping[str, bool]) -> None:
     """Refuse a model that a layout can't express, naming each reason that holds."""
     if found := [reason for reason, holds in reasons.items() if holds]:
-        raise LayoutError(
-            f"the {layout} layout has no place for {' and '.join(found)}: choose another layout"
-        )
+        raise NoPlaceError(layout, " and ".join(found))
+
+
+def pooled(pooling: str) -> str:
+    """Say what stands in the way where a layout's own code reads the class token."""
+    return f"{pooling} pooling" + (" where it reads a class token" if pooling in ("gap", "map") else "")

@@ -225,7 +225,8 @@ def _pretrained(weights: Weights) -> dict[str, Any]:
         "input_size": [config.in_channels, *config.image_size],
         "fixed_input_size": config.has_attention,
         "num_classes": config.num_classes,
-        "first_conv": config.first_convolution,
+        # timm takes filters for RGB's and adapts them, even those that fit: it must not find others
+        "first_conv": config.first_convolution if config.in_channels == 3 else None,
         "classifier": classifiers[0] if len(classifiers) == 1 else classifiers,
     }
     if preprocessing is not None:

@@ -1,10 +1,9 @@
 """torchvision's `VisionTransformer` state dict: attention under `in_proj`, the MLP's layers by number."""
 
 from vitreous.config import Preprocessing
-from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
-from vitreous.layouts.names import IMAGENET, Rules, refuse, rename
+from vitreous.layouts.names import IMAGENET, NoPlaceError, Rules, pooled, refuse, rename
 from vitreous.models.weights import Weights
 
 IN: Rules = [
@@ -61,7 +60,7 @@ def write(weights: Weights) -> Container:
     """Give a torchvision state dict out."""
     config = weights.config
     if config.kind != "vit":
-        raise LayoutError("the torchvision layout has no place for BiT: choose another layout")
+        raise NoPlaceError("torchvision", "BiT")
     refuse(
         "torchvision",
         {
@@ -69,12 +68,13 @@ def write(weights: Weights) -> Container:
             "a distillation token": config.distilled,
             "LayerScale": config.layer_scale is not None,
             "a hybrid's trunk": config.stem is not None,
-            f"{config.pooling} pooling": config.pooling != "cls",
+            pooled(config.pooling): config.pooling != "cls",
             f"{config.positions} positions": config.positions != "learned",
             "a class token without a position": config.placed_prefix != config.prefix,
             f"the activation {config.activation}": config.activation != "gelu",
             "attention without biases": not config.qkv_bias,
             "video": config.frames is not None,
+            "images of other than 3 channels": config.in_channels != 3,
             "a model without head": config.num_classes == 0,
             "images or patches that are not square": config.grid[0] != config.grid[1]
             or config.patch_size[0] != config.patch_size[1],

@@ -18,18 +18,13 @@ def set_classes(
     """Give the model a fresh head of zeros (section 3.2); rows of classes that both name are kept."""
     known = {name: row for row, name in enumerate(old or [])}
     kept = [(row, known[name]) for row, name in enumerate(new or []) if name in known]
-    before = model.config.num_classes
-    _configure(model, num_classes=num_classes)
-    like = next(model.parameters())
-    for path in model.config.classifiers:
-        owner, _, name = path.rpartition(".")
-        trained: Any = getattr(model.get_submodule(owner), name)
-        fresh: Any = model.fresh_classifier()
-        if fresh is not None:
-            fresh.to(device=like.device, dtype=like.dtype)
-            for row, source in kept if before and num_classes else []:
-                fresh.weight[row], fresh.bias[row] = trained.weight[source], trained.bias[source]
-        setattr(model.get_submodule(owner), name, fresh)
+    before, paths = model.config.num_classes, model.config.classifiers
+    trained: list[Any] = [_layer(model, path) for path in paths]
+    model.reset_classifier(num_classes)
+    for path, old_layer in zip(paths, trained, strict=True):
+        fresh = _layer(model, path)
+        for row, source in kept if before and num_classes else []:
+            fresh.weight[row], fresh.bias[row] = old_layer.weight[source], old_layer.bias[source]
     rows = f", {len(kept)} rows kept by name" if kept else ""
     return [f"head: {before} → {num_classes} classes, fresh zeros{rows}"]
 
@@ -97,6 +92,11 @@ def refit(preprocessing: Preprocessing, image_size: tuple[int, int], channels: i
             mean, std = (tuple(values[i % len(values)] for i in range(channels)) for values in (mean, std))
     rule = "cover" if preprocessing.resize == "none" and image_size != old else preprocessing.resize
     return replace(preprocessing, image_size=image_size, resize=rule, resize_size=resize, mean=mean, std=std)
+
+
+def _layer(model: Model, path: str) -> Any:
+    owner, _, name = path.rpartition(".")
+    return getattr(model.get_submodule(owner), name)
 
 
 def _configure(model: Any, **changes: int) -> None:

@@ -6,8 +6,10 @@ B batch, N patches, D width, K classes, (h, w) grid. Features are what the encod
 """
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 FeaturePooling = Literal["model", "cls", "gap", "cls_gap"]
@@ -54,6 +56,18 @@ class ImageModel(nn.Module, ABC):
     @abstractmethod
     def fresh_classifier(self) -> nn.Module | None:
         """Return a new head of zeros for `config.num_classes`, on no particular device."""
+
+    @torch.no_grad()
+    def reset_classifier(self, num_classes: int) -> None:
+        """Give the model a fresh head of zeros (section 3.2) for so many classes, as timm's does; 0: none."""
+        self.config: Any = replace(self.config, num_classes=num_classes)
+        like = next(self.parameters())
+        for path in self.config.classifiers:
+            owner, _, name = path.rpartition(".")
+            fresh = self.fresh_classifier()
+            if fresh is not None:
+                fresh.to(device=like.device, dtype=like.dtype)
+            setattr(self.get_submodule(owner), name, fresh)
 
     @abstractmethod
     def set_image_size(self, image_size: Size) -> None:

@@ -54,6 +54,18 @@ def build(weights: Weights) -> Model:
     return model.eval()
 
 
+def require_fit(config: Architecture, tensors: dict[str, Tensor]) -> None:
+    """Refuse to write a model whose layers were changed by hand to what its configuration can't say."""
+    with torch.device("meta"):
+        expected = {name: tuple(value.shape) for name, value in zoo.build(config).state_dict().items()}
+    given = {name: tuple(value.shape) for name, value in tensors.items()}
+    if expected != given:
+        raise CheckpointError(
+            f"a model whose layers were changed can't be saved: {difference(expected, given)}; "
+            "another head is made by model.reset_classifier(N), other sizes by set_image_size"
+        )
+
+
 def _check_extent(weights: Weights) -> None:
     """Refuse a model that is far larger than its tensors, before anything of its size is made."""
     config, tensors = weights.config, weights.tensors

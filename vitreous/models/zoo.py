@@ -155,8 +155,13 @@ def get_config(name: str, **overrides: Any) -> Architecture:
     return override(VARIANTS[variant], overrides)
 
 
-def create_model(name: str, **overrides: Any) -> "VisionTransformer | ResNet":
+def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> "VisionTransformer | ResNet":
     """Build a freshly initialised model: a variant, with any field of its configuration replaced."""
+    if pretrained:
+        raise ModelError(
+            f"create_model({name!r}) makes fresh weights; trained ones come with their preprocessing and "
+            'class names: vitreous.load("hf://google/vit-base-patch16-224", num_classes=7).model'
+        )
     return build(get_config(name, **overrides))
 
 

@@ -152,10 +152,11 @@ class Supervised(Objective):
     def card(self, dataset: Dataset, preprocessing: Preprocessing) -> tuple[str, str]:
         """Return which classes it tells apart, and what it can't do."""
         height, width = preprocessing.image_size
+        channels = "1 channel" if preprocessing.channels == 1 else f"{preprocessing.channels} channels"
         answer = "scores each of them" if self.multilabel else "answers with one of them"
         return (
             f"An image classifier, which holds its preprocessing.\n"
-            f"Input: {preprocessing.channels} channels of {height}x{width} pixels.\n"
+            f"Input: {channels} of {height}x{width} pixels.\n"
             f"Its {len(self.labels):,} classes: {listed(self.labels)}.",
             f"It knows these classes only, and {answer} for any picture. How it does on images that differ\n"
             f"from its training images (other cameras, other light, other people) was not measured.",

@@ -69,7 +69,7 @@ def positions(values: np.ndarray, about: str) -> Figure:
     axes.tick_params(length=0, labelsize=7)
     axes.set(xlabel="column of the patch", ylabel="row of the patch")
     axes.spines[:].set_visible(False)
-    axes.set_title(f"Position similarity: {about}", fontsize=9, wrap=True)
+    axes.set_title(about, fontsize=9, wrap=True)
     figure.colorbar(drawn, ax=axes, label="cosine similarity", shrink=0.8, aspect=24)
     return figure
 

@@ -4,7 +4,7 @@ Every probability that a user sees, wherever it is shown, comes from `Classifier
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from vitreous.data.augment import EvaluationTransform, normalize
 from vitreous.data.decode import decode
 from vitreous.data.sources.arrays import levels
 from vitreous.errors import CheckpointError, DataError, ModelError
-from vitreous.models.weights import Model, Weights
+from vitreous.models.weights import Model, Weights, require_fit
 
 Picture = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
@@ -193,6 +193,7 @@ class Classifier:
 
     def name(self, probabilities: Tensor, files: Sequence[str | None], *, top: int = 5) -> list[Prediction]:
         """Turn probabilities (B, K) into predictions: the best classes by name, or an abstention."""
+        self._require_labels(probabilities.shape[1])
         best = probabilities.topk(min(top, len(self.labels))).indices.tolist()
         rows = zip(probabilities.tolist(), best, files, strict=True)
         return [self.prediction(row, order, file) for row, order, file in rows]
@@ -218,11 +219,41 @@ class Classifier:
         checkpoint.write(self.weights(), path)
         return path
 
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        layout: str = "vitreous",
+        private: bool = False,
+        token: str | None = None,
+        card: str | None = None,
+    ) -> str:
+        """Upload the classifier and a model card to `owner/name` on the Hugging Face hub; return its address.
+
+        `layout` is `vitreous`, `timm` or `hf`; `card`: Markdown in place of the one that is written.
+        """
+        from vitreous.predict import hub
+
+        return hub.push(self, repository, layout=layout, private=private, token=token, card=card)
+
+    def _require_labels(self, classes: int) -> None:
+        if self.labels and len(self.labels) != classes:
+            raise ModelError(
+                f"the model has {classes} classes and the classifier {len(self.labels)} labels: "
+                f"set classifier.labels to {classes} names"
+            )
+
     def weights(self) -> Weights:
-        """Return the classifier at rest."""
+        """Return the classifier at rest; a head that was swapped by hand is taken as it is, where it fits."""
+        tensors, config = dict(self.model.state_dict()), self.model.config
+        head = tensors.get(f"{config.classifiers[0]}.weight")
+        if head is not None and head.ndim > 1 and len(head) != config.num_classes:
+            config = replace(config, num_classes=len(head))
+        require_fit(config, tensors)
+        self._require_labels(config.num_classes)
         return Weights(
-            config=self.model.config,
-            tensors=dict(self.model.state_dict()),
+            config=config,
+            tensors=tensors,
             preprocessing=self.preprocess.preprocessing,
             labels=self.labels or None,
             about=self.about,

@@ -5,7 +5,16 @@ report.write(folder / "report.html", report.from_run(folder))
 report.inspect("runs/flowers/best.safetensors", ["a.jpg"], Path("inspection"))
 """
 
-from vitreous.report.document import ClassRow, Gallery, Mistake, Picture, Reliability, Report, environment
+from vitreous.report.document import (
+    ClassRow,
+    Gallery,
+    Headline,
+    Mistake,
+    Picture,
+    Reliability,
+    Report,
+    environment,
+)
 from vitreous.report.evaluation import from_evaluation, write_evaluation
 from vitreous.report.inspecting import inspect
 from vitreous.report.observe import Findings, InspectOptions, findings
@@ -16,6 +25,7 @@ __all__ = [
     "ClassRow",
     "Findings",
     "Gallery",
+    "Headline",
     "InspectOptions",
     "Mistake",
     "Picture",

@@ -60,6 +60,10 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
 def _points(rows: Sequence[Mapping[str, Any]], split: str, names: tuple[str, ...]) -> Points:
     """Return (step, value) of a split, whether a row names its split or its figures do (`val_loss`)."""
     points: Points = []
+    rows = [*rows]
+    trained = [row for row in rows if row.get("split", "train") == split and "batches" in row]
+    if len(trained) > 1 and trained[-1]["batches"] < trained[-2]["batches"]:
+        rows.remove(trained[-1])  # the end of the run: a mean over fewer batches, which looks like a jump
     for number, row in enumerate(rows):
         named = [f"{split}_{name}" for name in names]
         if row.get("split", "train") == split:

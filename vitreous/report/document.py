@@ -46,7 +46,19 @@ class Mistake:
     image: np.ndarray | None = None
     """uint8 (H, W, 1 or 3)"""
     seen: np.ndarray | None = None
-    """The same with its rollout laid over it."""
+    """The same with what spoke for the answer laid over it."""
+    missed: np.ndarray | None = None
+    """The same with what spoke for the truth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The one figure that a page is about."""
+
+    name: str
+    value: str
+    note: str = ""
+    """How sure it is, and from what."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +97,12 @@ class Report:
     subtitle: str = ""
     command: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    headline: Headline | None = None
+    """The first figure, large."""
     summary: Mapping[str, str] = field(default_factory=dict)
-    """The figures that matter, in words: name → text."""
+    """The other figures that matter, in words: name → text."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    """How they came about, small: steps, time, device."""
     metrics: Sequence[Mapping[str, Any]] = ()
     """Rows of `metrics.jsonl`: step, and either split with loss, accuracy, …, or train_loss, val_loss, …"""
     split: str = ""

@@ -1,17 +1,21 @@
 """The report of an evaluation: what `vitreous evaluate` measured, with the images that it was wrong about."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from vitreous import files, inspection, plot
+from vitreous import files, plot
 from vitreous.data import Dataset, Split, open_data
 from vitreous.errors import DataError, VitreousError
-from vitreous.predict import Classifier, load
+from vitreous.inspection import gradients
+from vitreous.predict import Classifier, Prepared, load
 from vitreous.report.batches import NamedImage
 from vitreous.report.document import (
     ClassRow,
+    Headline,
     Mistake,
     Picture,
     Reliability,
@@ -53,6 +57,7 @@ SHARES = {
     "real_accuracy",
 }
 FIRST = ("accuracy", "mean_average_precision", "top5", "loss", "ece", "f1", "count", "real_accuracy")
+HEADLINES = ("mean_average_precision", "accuracy", "loss")
 
 
 def write_evaluation(
@@ -66,18 +71,21 @@ def write_evaluation(
 def from_evaluation(document: dict[str, Any], data: Dataset | None = None, command: str = "") -> Report:
     """Build the report of a document of `vitreous evaluate`, which names its checkpoint, data and split."""
     shown = {name: document[name] for name in FIRST if isinstance(document.get(name), int | float)}
+    first = headline(document, str(document.get("split") or ""))
+    source = str(document.get("checkpoint", "evaluation"))
     report = Report(
-        title=f"{Path(str(document.get('checkpoint', 'evaluation'))).name} on {document.get('data', 'data')}",
-        subtitle=str(document.get("checkpoint", "")),
+        title=f"{Path(source).name} on {document.get('data', 'data')}",
+        subtitle="" if Path(source).name == source else source,
         command=command,
         environment=environment(),
-        summary={called(name): figure(name, value) for name, value in shown.items()},
+        headline=first,
+        summary={
+            called(name): figure(name, value)
+            for name, value in shown.items()
+            if first is None or name not in (chosen(document), "count")
+        },
         check={"unreadable": "; ".join(document["bad_files"])} if document.get("bad_files") else {},
     )
-    interval = document.get("accuracy_interval")
-    if interval and "accuracy" in report.summary:
-        span = f"{interval[0]:.1%} to {interval[1]:.1%}"
-        report.summary = {**report.summary, "accuracy, 95 % interval": span}
     measured(report, document)
     try:
         _, split = (data or open_data(document["data"])).part(document["split"])
@@ -85,6 +93,24 @@ def from_evaluation(document: dict[str, Any], data: Dataset | None = None, comma
     except (VitreousError, KeyError) as error:
         report.notes = [*report.notes, warn_left_out("images and figures", error)]
     return report
+
+
+def chosen(figures: Mapping[str, Any]) -> str | None:
+    """Return the figure that a page begins with."""
+    return next((name for name in HEADLINES if isinstance(figures.get(name), int | float)), None)
+
+
+def headline(figures: Mapping[str, Any], split: str) -> Headline | None:
+    """Return the first figure of a split with its interval, where that was measured."""
+    if (name := chosen(figures)) is None:
+        return None
+    notes = []
+    if interval := figures.get(f"{name}_interval"):
+        notes.append(f"95 % interval {interval[0]:.1%} to {interval[1]:.1%}")
+    if isinstance(count := figures.get("count"), int | float):
+        notes.append(f"{count:,.0f} images")
+    where = f"{called(name)} on {split}" if split else called(name)
+    return Headline(name=where, value=figure(name, figures[name]), note=", ".join(notes))
 
 
 def measured(report: Report, document: dict[str, Any]) -> None:
@@ -111,7 +137,7 @@ def measured(report: Report, document: dict[str, Any]) -> None:
 
 
 def look(report: Report, classifier: Classifier, split: Split, document: dict[str, Any]) -> None:
-    """Add what needs the model and the images: mistakes with their rollout, and the paper's figures."""
+    """Add what needs the model and the images: mistakes with their maps, and the paper's figures."""
     report.mistakes = mistakes(classifier, split, document.get("worst") or [])
     channels = classifier.preprocess.preprocessing.channels
     picked = []
@@ -131,18 +157,16 @@ def inside(classifier: Classifier, picked: list[NamedImage]) -> tuple[list[Pictu
 
 
 def mistakes(classifier: Classifier, split: Split, worst: list[dict[str, Any]]) -> list[Mistake]:
-    """Return the worst mistakes with their images and, where the model has attention, their rollout."""
+    """Return the worst mistakes with their images, and what spoke for the answer and for the truth."""
     found = []
     channels = classifier.preprocess.preprocessing.channels
     for row in worst:
-        image = seen = None
+        image = seen = missed = None
         try:
             prepared = classifier.prepare(split.read(row["index"], channels))
             image = prepared.pixels.copy()
-            if classifier.model.config.has_attention:
-                batch = classifier.collate([prepared])
-                rollout = inspection.rollout(classifier.model, batch.images, batch.mask)
-                seen = plot.overlay(image, rollout[0].cpu().numpy())
+            asked = [_number(row[name], classifier.labels) for name in ("guess", "truth")]
+            seen, missed = (plot.overlay(image, each) for each in _maps(classifier, prepared, asked))
         except (DataError, IndexError):
             pass  # the data has moved since: names are left
         found.append(
@@ -153,9 +177,22 @@ def mistakes(classifier: Classifier, split: Split, worst: list[dict[str, Any]]) 
                 file=str(row.get("file") or split.name(row["index"])),
                 image=image,
                 seen=seen,
+                missed=missed,
             )
         )
     return found
+
+
+def _maps(classifier: Classifier, prepared: Prepared, classes: list[int]) -> list[np.ndarray]:
+    """Return a map of one image for each class: rollout weighted by its gradient, or Grad-CAM of a CNN."""
+    images, mask = classifier.collate([prepared] * len(classes))
+    found = gradients.explain(classifier.model, images, torch.tensor(classes), mask)
+    maps = found.cam if found.rollout is None else found.rollout
+    return [each.cpu().numpy() for each in maps]
+
+
+def _number(value: int | str, labels: list[str]) -> int:
+    return value if isinstance(value, int) else labels.index(value)
 
 
 def _label(value: int | str, labels: list[str]) -> str:
@@ -178,4 +215,5 @@ def figure(name: str, value: float | str) -> str:
         return f"{minutes} min {seconds} s" if minutes else f"{value:.1f} s"
     if name.endswith("_bytes"):
         return f"{value / 2**20:,.0f} MiB"
-    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.4g}"
+    whole = float(value).is_integer() or abs(value) >= 1000 or name == "images_per_second" and value >= 10
+    return f"{value:,.0f}" if whole else f"{value:.4g}"

@@ -214,7 +214,7 @@ def _report(
         }
     return Report(
         title=f"Inside {Path(source).name}",
-        subtitle=source,
+        subtitle="" if Path(source).name == source else source,
         command=command,
         environment=environment(),
         summary=summary,

@@ -63,7 +63,7 @@ def render(report: Report) -> str:
         "What it looks at": "".join(map(_gallery, report.galleries)),
         "Data": _pairs(report.check),
         "Settings": _fold("all settings", _pairs(report.settings)) if report.settings else "",
-        "Model card": markdown.to_html(report.card) if report.card else "",
+        "Model card": markdown.to_html(_untitled(report.card)) if report.card else "",
     }
     present = {title: body for title, body in sections.items() if body}
     links = " ".join(f'<a href="#{_anchor(title)}">{title}</a>' for title in present)
@@ -85,12 +85,20 @@ def render(report: Report) -> str:
 
 def _header(report: Report) -> str:
     subtitle = f'<p class="soft"><bdi>{escape(report.subtitle)}</bdi></p>' if report.subtitle else ""
+    first = ""
+    if report.headline is not None:
+        name, value, note = map(escape, (report.headline.name, report.headline.value, report.headline.note))
+        under = f'<p class="soft">{note}</p>' if note else ""
+        first = f'<div class="headline"><p>{name}</p><p class="value"><bdi>{value}</bdi></p>{under}</div>'
     figures = "".join(
         f"<div><dt>{escape(name)}</dt><dd><bdi>{escape(text)}</bdi></dd></div>"
         for name, text in report.summary.items()
     )
+    small = " · ".join(f"{escape(name)} <bdi>{escape(text)}</bdi>" for name, text in report.details.items())
+    details = f'<p class="details">{small}</p>' if small else ""
     command = f"<pre>{escape(report.command)}</pre>" if report.command else ""
-    return f"{subtitle}{f'<dl class=figures>{figures}</dl>' if figures else ''}{command}"
+    figures = f"<dl class=figures>{figures}</dl>" if figures else ""
+    return f"{subtitle}{first}{figures}{details}{command}"
 
 
 def _footer(report: Report) -> str:
@@ -102,6 +110,12 @@ def _footer(report: Report) -> str:
 def _titled(title: str, report: Report) -> str:
     measured = title in ("Confusion", "Reliability", "Worst mistakes", "Classes")
     return f"{title}, on <bdi>{escape(report.split)}</bdi>" if measured and report.split else title
+
+
+def _untitled(card: str) -> str:
+    """Return a card without its first heading, which the section has already."""
+    first, _, rest = card.partition("\n")
+    return rest if first.lower().strip("# ") == "model card" else card
 
 
 def _anchor(title: str) -> str:
@@ -152,7 +166,8 @@ def _reliability(report: Report) -> str:
 def _mistakes(mistakes: Sequence[Mistake]) -> str:
     shown = []
     for each in mistakes:
-        pair = "".join(_image(pixels) for pixels in (each.image, each.seen) if pixels is not None)
+        images = (each.image, each.seen, each.missed)
+        pair = "".join(_image(pixels) for pixels in images if pixels is not None)
         text = (
             f"<bdi>{escape(each.truth)}</bdi>, taken for <bdi>{escape(each.answer)}</bdi>"
             f" ({each.probability:.0%})"
@@ -162,7 +177,8 @@ def _mistakes(mistakes: Sequence[Mistake]) -> str:
     if not shown:
         return ""
     how = (
-        "<p class=soft>Beside each image: what its answer was read from (attention rollout).</p>"
+        "<p class=soft>Beside each image: what spoke for the answer, then what spoke for the true class "
+        "(maps weighted by the class's gradient).</p>"
         if any(each.seen is not None for each in mistakes)
         else ""
     )

@@ -8,9 +8,12 @@ from vitreous.data import Dataset, open_data
 from vitreous.errors import VitreousError
 from vitreous.predict import Classifier, load
 from vitreous.report.document import Report, environment, said, warn_left_out
-from vitreous.report.evaluation import FIRST, called, figure, inside, look, measured
+from vitreous.report.evaluation import FIRST, called, chosen, figure, headline, inside, look, measured
 from vitreous.report.page import write
 from vitreous.training import journal
+
+DETAILS = ("seconds", "start_seconds", "images_per_second", "waited_for_data", "bottleneck", "step", "steps")
+"""What is said first of how a run came about."""
 
 
 def write_run(folder: Path, data: Dataset | None = None, classifier: Classifier | None = None) -> Path:
@@ -26,13 +29,15 @@ def from_run(folder: Path, data: Dataset | None = None, classifier: Classifier |
     model shows what it looks at, and is not evaluated again.
     """
     config, evaluation = _json(folder / "config.json"), _json(folder / "evaluation.json")
-    card = folder / "model_card.md"
+    results, card = _json(folder / "results.json"), folder / "model_card.md"
     report = Report(
         title=folder.resolve().name,
         subtitle=str(config.get("data", "")),
         command=_command(config),
         environment=environment(),
-        summary=_summary(_json(folder / "results.json")),
+        headline=headline(evaluation, str(evaluation.get("split") or "")),
+        summary=_summary(results, evaluation),
+        details=_details(results),
         metrics=journal.read(folder / "metrics.jsonl"),
         check={said(name): _text(value) for name, value in _json(folder / "check.json").items()},
         settings=_settings(config),
@@ -65,18 +70,33 @@ def _look(
         report.notes = [left_out, *notes]
 
 
-def _summary(results: dict[str, Any]) -> dict[str, str]:
-    """Say the figures of `results.json` in words, those of splits first."""
+def _summary(results: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, str]:
+    """Say the figures of each split in words, but for the one that the page begins with."""
     summary: dict[str, str] = {}
+    measured_on, first = evaluation.get("split"), chosen(evaluation)
     for split in ("test", "val"):
         figures = results.get(split) or {}
-        for name in [*FIRST, *(name for name in figures if name not in FIRST)]:
-            if isinstance(value := figures.get(name), int | float):
+        names = [*FIRST, *(name for name in figures if name not in FIRST)]
+        if split == "val" and "test" in results:
+            names = [name for name in names if name in (first, "loss")]  # what the best step was chosen by
+        for name in names:
+            shown = name != "count" and (split, name) != (measured_on, first)
+            if shown and isinstance(value := figures.get(name), int | float):
                 summary[f"{called(name)}, {split}"] = figure(name, value)
-    for name, value in results.items():
-        if isinstance(value, int | float | str) and not isinstance(value, bool):
-            summary[called(name)] = figure(name, value)
     return summary
+
+
+def _details(results: dict[str, Any]) -> dict[str, str]:
+    """Say how a run came about: time, speed, steps, hardware."""
+    shown = {name: results[name] for name in DETAILS if name in results}
+    shown |= {name: value for name, value in results.items() if name not in shown}
+    if shown.get("ranks") == 1:
+        del shown["ranks"]
+    return {
+        called(name): figure(name, value)
+        for name, value in shown.items()
+        if isinstance(value, int | float | str) and not isinstance(value, bool)
+    }
 
 
 def _command(config: dict[str, Any]) -> str:

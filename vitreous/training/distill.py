@@ -5,11 +5,12 @@ from typing import Any
 
 from vitreous import checkpoint
 from vitreous.config import DistillConfig
-from vitreous.data import Dataset, open_data
+from vitreous.data import Dataset, InMemory, open_data
 from vitreous.errors import OptionError
 from vitreous.objectives.distill import class_columns
 from vitreous.predict import Classifier, load
 from vitreous.training import setup
+from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.loop import train
 from vitreous.training.plan import Task
 from vitreous.training.results import Result
@@ -17,12 +18,13 @@ from vitreous.training.results import Result
 
 def distill(
     teacher: str,
-    data: str,
+    data: str | InMemory,
     options: DistillConfig,
     dataset: Dataset | None = None,
     *,
     afterwards: float = 0.5,
     started: float | None = None,
+    callbacks: Callbacks = NONE,
 ) -> Result:
     """Teach a student what the model at `teacher` knows, or go on with a run that was stopped."""
     started = time.monotonic() if started is None else started
@@ -46,7 +48,8 @@ def distill(
         verb="distill",
         arguments=(teacher,),
     )
-    return train(data, options, task=task, dataset=dataset, afterwards=afterwards, started=started)
+    about: dict[str, Any] = {"afterwards": afterwards, "started": started, "callbacks": callbacks}
+    return train(data, options, task=task, dataset=dataset, **about)
 
 
 def _check(options: DistillConfig) -> None:

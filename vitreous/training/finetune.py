@@ -12,13 +12,14 @@ from typing import Any
 
 from vitreous import console, files, parallel
 from vitreous.config import FinetuneConfig
-from vitreous.data import Dataset, limit_training, open_data
+from vitreous.data import Dataset, InMemory, limit_training, open_data
 from vitreous.errors import OptionError
 from vitreous.evals import suite as suites
 from vitreous.models import adapt
 from vitreous.models.architecture import pair
 from vitreous.predict import load
 from vitreous.training import recipes, setup, tuning
+from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.defaults import Pretrained
 from vitreous.training.loop import train
 from vitreous.training.results import Result
@@ -27,12 +28,13 @@ from vitreous.training.setup import Start
 
 def finetune(
     source: str,
-    data: str,
+    data: str | InMemory,
     options: FinetuneConfig,
     dataset: Dataset | None = None,
     *,
     afterwards: float = 0.5,
     started: float | None = None,
+    callbacks: Callbacks = NONE,
 ) -> Result:
     """Fit the model at `source` to the data, or go on with a run that was stopped."""
     started = time.monotonic() if started is None else started
@@ -68,7 +70,8 @@ def finetune(
             console.note(f"recipe: {recipe.source} ({recipe.reason})")
         for line in changes:
             console.note(f"  {line}")
-    return train(data, options, dataset=dataset, start=start, afterwards=afterwards, started=started)
+    about: dict[str, Any] = {"afterwards": afterwards, "started": started, "callbacks": callbacks}
+    return train(data, options, dataset=dataset, start=start, **about)
 
 
 def suite(source: str, data: str, options: FinetuneConfig, after: Callable[[Result], None]) -> dict[str, Any]:

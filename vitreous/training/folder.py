@@ -1,63 +1,130 @@
-"""The run folder: held by one process at a time, started with one set of options; never what it holds."""
+"""The run folder: which one, held by one process at a time, started with one set of options; never what it
+holds."""
 
 import fcntl
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from vitreous import console
 from vitreous.errors import ResumeError
 
 DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none"}
 """What earlier versions wrote where the user gave nothing."""
 
 
+class FolderInUse(ResumeError):
+    """A run folder that another process holds."""
+
+
 class RunLock:
     """Holds a run folder for one process; the kernel lets go of it when the process ends, in whatever way."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / ".lock").open("a+")
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ResumeError(
-                f"{folder} can't be used as a run folder: {reason}: give another --out"
-            ) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "another process"
-            self._file.close()
-            raise ResumeError(f"{folder} is in use by {holder}: wait for it, or give another --out") from None
+        self.folder = folder
+        while True:
+            self._made = [each for each in (folder, *folder.parents) if not each.exists()]
+            self._file = self._open()
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.seek(0)
+                holder = self._file.read().strip() or "another process"
+                self._file.close()
+                raise FolderInUse(
+                    f"{folder} is in use by {holder}: wait for it, or give another --out"
+                ) from None
+            if os.fstat(self._file.fileno()).st_nlink:
+                break
+            self._file.close()  # its owner took it away between our two calls
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._file.flush()
         # A forked loader worker would share the lock and could outlive us with it.
         os.register_at_fork(after_in_child=self._file.close)
 
+    def _open(self) -> TextIO:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            return (self.folder / ".lock").open("a+")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ResumeError(
+                f"{self.folder} can't be used as a run folder: {reason}: give another --out"
+            ) from None
+
     def release(self) -> None:
-        """Let another process have the folder."""
+        """Let another process have the folder; where nothing was written into it, leave no trace of it."""
+        if self._made and [each.name for each in self.folder.iterdir()] == [".lock"]:
+            (self.folder / ".lock").unlink()
+            with suppress(OSError):  # another process has put something there
+                for each in self._made:
+                    each.rmdir()
         self._file.close()
+
+
+def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
+    """Hold the folder of a run with these options: the one that is named, or the first that suits.
+
+    Without a name it is `runs/NAME-OF-DATA`, or where that holds another run `runs/NAME-OF-DATA-2`, and so
+    on: the first that holds a run of the same options, else the first that holds none.
+    """
+    if out is not None:
+        return RunLock(Path(out))
+    others: list[tuple[Path, list[str]]] = []
+    for folder in names(data):
+        started = (folder / "config.json").exists()
+        if started and (changed := changes(read_json(folder / "config.json")["options"], now)):
+            others.append((folder, changed))
+            continue
+        try:
+            lock = RunLock(folder)
+        except FolderInUse:
+            if started:
+                raise  # by the same command
+            continue  # by one that has not written its options yet
+        if not started and (folder / "config.json").exists():
+            lock.release()  # it was started in between
+            return take(out, data, now)
+        if others and not started:
+            nearest, changed = min(others, key=lambda other: len(other[1]))
+            console.note(f"{nearest} holds a run with other options: {'; '.join(changed)}")
+            console.note(f"this run is {folder}")
+        return lock
+    raise AssertionError("there is always another number")
+
+
+def names(data: str) -> Iterator[Path]:
+    """Yield the folders that runs on these data have where none is named."""
+    first = Path("runs") / Path(data.removeprefix("memory:")).stem
+    yield first
+    for number in count(2):
+        yield first.with_name(f"{first.name}-{number}")
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     """Compare the options that a run was started with and those of now; any difference is refused by name."""
-    now = {**DEFAULTS, **_given(json.loads(json.dumps(now)))}  # as `before` was read: tuples are lists
-    before = {**DEFAULTS, **_given(before)}
-    changed = [
-        f"{name} was {json.dumps(before.get(name))} and is now {json.dumps(now.get(name))}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-    ]
-    if changed:
+    if changed := changes(before, now):
         raise ResumeError(
             f"{folder} holds a run with other options: {'; '.join(changed)}: "
             f"repeat the old ones, or give another --out"
         )
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return how the options of now differ from those that a run was started with."""
+    now = {**DEFAULTS, **_given(json.loads(json.dumps(now)))}  # as `before` was read: tuples are lists
+    before = {**DEFAULTS, **_given(before)}
+    return [
+        f"{name} was {json.dumps(before.get(name))} and is now {json.dumps(now.get(name))}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
 
 
 def read_json(path: Path) -> Any:

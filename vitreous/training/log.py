@@ -9,10 +9,12 @@ from typing import Any
 from vitreous import console, parallel
 from vitreous.config import TrainConfig
 from vitreous.data import Loader
+from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.journal import Journal
 
 EVERY = 100
-"""Steps between records, besides the end of each epoch."""
+"""Steps between records, where an epoch is longer; else an epoch is. Every record but a last one averages as
+many."""
 
 
 class Log:
@@ -29,9 +31,11 @@ class Log:
         images: int,
         per_epoch: int,
         about: Mapping[str, Any],
+        callbacks: Callbacks = NONE,
     ) -> None:
         """`images` are in a batch, `per_epoch` batches in an epoch; `about` is what other trackers show."""
         self.world, self.images, self.per_epoch = world, images, per_epoch
+        self.callbacks = callbacks if world.is_main else NONE
         self.sums: dict[str, float] = {}
         self.means: dict[str, float] = {}
         """Of the latest record, over all ranks."""
@@ -75,9 +79,21 @@ class Log:
                 self.sums[name] = self.sums.get(name, 0.0) + value
         self._steps += bool(figures)
         self._timed += bool(figures)
-        due = step % self.per_epoch == 0 or step % EVERY == 0 or step == steps
+        due = step % min(self.per_epoch, EVERY) == 0 or step == steps
         if due and self._steps:
             self._record(step, lr, figures.get("gradient_norm", math.nan))
+        if figures:
+            self._tell(step, figures, steps, lr)
+
+    def _tell(self, step: int, figures: Mapping[str, float], steps: int, lr: float) -> None:
+        """Pass a step on to the caller. Of several ranks it is this one's share, scaled to the whole."""
+        whole = {
+            name: value if name == "gradient_norm" else value * self.world.size
+            for name, value in figures.items()
+            if name != "refused"
+        }
+        epoch = round(step / self.per_epoch, 4)
+        self.callbacks.step({"step": step, "steps": steps, "epoch": epoch, "lr": lr, **whole})
 
     def _record(self, step: int, lr: float, norm: float) -> None:
         totals = parallel.total(dict(sorted(self.sums.items())), self.world)
@@ -90,6 +106,7 @@ class Log:
                     "step": step,
                     "split": "train",
                     "epoch": round(step / self.per_epoch, 4),
+                    "batches": self._steps,
                     **{name: round(value, 6) for name, value in self.means.items()},
                     "lr": lr,
                     "gradient_norm": round(norm, 6) if math.isfinite(norm) else None,
@@ -143,8 +160,15 @@ class Log:
         for name in ("loss", "accuracy"):
             if (mean := (means or self.means).get(name)) is not None:
                 parts.append(f"{name} {mean:.1%}" if name == "accuracy" else f"{name} {mean:.3f}")
-        parts.append(f"{self.images / max(1e-9, seconds_per_step):,.0f} images/s")
+        if speed := self._pace(now):
+            parts.append(f"{speed:,.0f} images/s")
         self.bar.update(step, steps, ", ".join(parts), left=(steps - step) * seconds_per_step)
+
+    def _pace(self, now: float) -> float | None:
+        """Return images over time since the record before the latest: waiting counts, evaluation does not."""
+        images, seconds = self.speeds[-1] if self.speeds else (0, 0.0)
+        images, seconds = images + self._timed * self.images, seconds + now - self._since
+        return images / seconds if images and seconds > 0 else None
 
     def unreadable(self, loader: Loader) -> None:
         """Name a few of the files that could not be read since the last time; others took their places."""
@@ -160,3 +184,4 @@ class Log:
         if self.journal:
             rounded = {name: round(value, 6) for name, value in figures.items()}
             self.journal.write({"step": step, "split": split, **rounded})
+        self.callbacks.evaluation({"step": step, "split": split, **figures})

@@ -10,22 +10,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitreous import console, objectives, optim, parallel
 from vitreous.config import TrainConfig
-from vitreous.data import Batch, Dataset, Loader, open_data
-from vitreous.errors import DataError
+from vitreous.data import Batch, Dataset, InMemory, Loader, open_data
+from vitreous.errors import DataError, ResumeError
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
 from vitreous.objectives import Objective
-from vitreous.training import advice, clock, loaders, refusal, results, setup, tuning
+from vitreous.training import advice, clock, extension, loaders, refusal, results, setup, tuning
+from vitreous.training import folder as run_folder
+from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.capture import CapturedStep
 from vitreous.training.checkpoints import Checkpoints
 from vitreous.training.clock import Clock
-from vitreous.training.folder import RunLock
+from vitreous.training.extension import Stage
 from vitreous.training.gradients import Gradients
 from vitreous.training.log import Log
 from vitreous.training.plan import SUPERVISED, Plan, Task
@@ -42,7 +45,7 @@ TIMED = 3
 
 
 def train(
-    data: str,
+    data: str | InMemory,
     options: TrainConfig,
     *,
     make_objective: objectives.Build | None = None,
@@ -51,6 +54,7 @@ def train(
     dataset: Dataset | None = None,
     afterwards: float = 0.5,
     started: float | None = None,
+    callbacks: Callbacks = NONE,
 ) -> Result:
     """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
 
@@ -58,6 +62,7 @@ def train(
     `task` says what is learned, where that is not the labels.
     `dataset` is what `data` names, where it is open already. `afterwards`: seconds of a time budget that the
     caller needs when this has returned; `started`: when it began, by `time.monotonic`, if not now.
+    `callbacks` are told of steps and evaluations.
     """
     started = time.monotonic() if started is None else started
     setup.check_options(options)
@@ -66,25 +71,49 @@ def train(
         world = stack.enter_context(parallel.join(options.device))
         if dataset is None:
             dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
+        data = str(data)
         if make_objective is None and task.labels:
             setup.require_classes(dataset)
-        folder = Path(options.out or Path("runs") / Path(data).stem)
-        parallel.on_main(lambda: stack.callback(RunLock(folder).release), world)
+        folder = _hold_folder(
+            stack, world, options.out, data, setup.identity(data, dataset, options, start, task)
+        )
 
+        if options.extend is not None:
+            parallel.on_main(lambda: extension.require_run(folder), world)
         # As it was written down when the run started, or chosen now.
         plan = setup.agree_on_plan(folder, data, dataset, options, world, start, task)
-        if (ended := results.finished(folder, dataset, world)) is not None:
+        stages = extension.agree(folder, options.extend, plan, world)
+        if (ended := results.finished(folder, dataset, len(stages) - 1, world)) is not None:
             if world.is_main:
-                console.note(f"the run in {folder} has ended: give another --out for a new one")
+                console.note(
+                    f"the run in {folder} has ended: --extend goes on with it, other options start another"
+                )
             return ended
-        training = Training(folder, plan, options, dataset, world, stop)
+        training = Training(folder, plan, stages, options, dataset, world, stop)
         training.build(make_objective or objectives.builder(plan.objective), start)
         stack.callback(training.close)
-        training.take_up(started, afterwards)
+        training.take_up(started, afterwards, callbacks)
         with training.log:
             training.run()
             training.checkpoints.wait()
             return results.conclude(training)
+
+
+def _hold_folder(
+    stack: ExitStack, world: parallel.World, out: str | None, data: str, now: dict[str, Any]
+) -> Path:
+    """Choose the folder of the run, and hold it until the stack is left; return its path."""
+    held: list[Path] = []
+
+    def hold() -> None:
+        lock = run_folder.take(out, data, now)
+        stack.callback(lock.release)
+        held.append(lock.folder)
+
+    parallel.on_main(hold, world)
+    chosen = parallel.broadcast(held[0] if held else None, world)
+    assert chosen is not None
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -130,12 +159,14 @@ class Training:
         self,
         folder: Path,
         plan: Plan,
+        stages: list[Stage],
         options: TrainConfig,
         dataset: Dataset,
         world: parallel.World,
         stop: StopSignal,
     ) -> None:
         self.folder, self.plan, self.options = folder, plan, options
+        self.stages, self.stage = stages, stages[-1]
         self.dataset, self.world, self.stop = dataset, world, stop
         self.flights: deque[Flight] = deque()
         # Sharded optimizers can't refuse an update on the device; a CPU is never ahead of itself.
@@ -192,27 +223,37 @@ class Training:
         self.checkpoints.close()
         del self.loader, self.validation
 
-    def take_up(self, started: float, afterwards: float) -> None:
+    def take_up(self, started: float, afterwards: float, callbacks: Callbacks = NONE) -> None:
         """Go to the newest checkpoint that is intact, or to the start."""
-        plan, per_epoch = self.plan, self.loader.steps_per_epoch
-        self.position = Position(steps=(plan.epochs or 0) * per_epoch)
+        plan, per_epoch, stage = self.plan, self.loader.steps_per_epoch, self.stage
+        self.position = Position(steps=(stage.epochs or 0) * per_epoch)
         saved = self.checkpoints.newest()
+        if saved is None and stage.start:
+            raise ResumeError(f"{self.folder / 'resume'} holds no state to go on from: use finetune instead")
+        begins = saved is None
         if saved is not None:
             self.position = Position.from_json(saved.values)
             self.state.restore(self.checkpoints, saved)
-            self.note(f"going on from step {self.position.step:,} of {self.position.steps:,}")
+            begins = 0 < stage.start >= self.position.step
+            if begins:
+                self.position.steps = stage.start + (stage.epochs or 0) * per_epoch
+                self.position.share, self.position.seconds = 0.0, stage.spent
+                parallel.on_main(lambda: extension.begin(self.folder, self.stages), self.world)
+                self.note(extension.describe(plan, stage))
+            else:
+                self.note(f"going on from step {self.position.step:,} of {self.position.steps:,}")
         after = len(self.dataset.splits.get("test", ())) + min(advice.SAMPLE, len(self.loader.split))
         self.clock = Clock(
             started,
-            self.position.seconds,
-            plan.time_budget,
+            self.position.seconds - stage.spent,
+            stage.seconds,
             tests=after / len(self.validation.split) if self.validation else 0.0,
             afterwards=afterwards,
         )
         self.clock.saved(self.position.step)
         self.best = results.best_score(self)
-        if saved is None and plan.time_budget is not None:
-            self.plan_budget(plan.time_budget)
+        if begins and stage.seconds is not None:
+            self.plan_budget(stage.seconds)
         self.clock.begin_schedule(self.position.share)
         self.log = Log(
             self.folder,
@@ -223,6 +264,7 @@ class Training:
             images=self.step.gradients.images,
             per_epoch=per_epoch,
             about=plan.to_json(),
+            callbacks=callbacks,
         )
         if saved is None:
             self.save()  # a rollback always has one to go back to
@@ -241,7 +283,7 @@ class Training:
                 self.clock.step() if timed else self.clock.begin()  # the first is slow for its own reasons
                 timed += 1
                 # The main rank's clock decides for all: one that left by its own would leave others waiting.
-                spent = timed > TIMED and self.clock.seconds > 0.03 * budget
+                spent = timed > TIMED and self.clock.seconds - self.clock.before > 0.03 * budget
                 enough = parallel.broadcast(spent, self.world)
                 if enough:
                     break
@@ -251,7 +293,7 @@ class Training:
             share = len(self.validation.split) / gradients.images
             self.clock.evaluation = 0.5 * self.clock.seconds_per_step * share
         self._replan()
-        epochs = f"{self.position.steps / self.loader.steps_per_epoch:.1f} epochs"
+        epochs = f"{(self.position.steps - self.position.step) / self.loader.steps_per_epoch:.1f} epochs"
         self.note(f"epochs: {epochs} ({epochs} fit into {console.duration(budget)})")
 
     # -- the loop --------------------------------------------------------------------------------------
@@ -296,17 +338,8 @@ class Training:
         self.clock.step()
 
     def learning_rate(self) -> float:
-        """Return the rate of the next step: by the steps, or by the part of the time that has passed."""
-        plan, steps = self.plan, self.position.steps
-        step = self.position.step if plan.time_budget is None else self.position.share * steps
-        return optim.learning_rate(
-            step,
-            peak=plan.lr,
-            steps=steps,
-            warmup=round(plan.warmup * steps),
-            schedule=plan.schedule,
-            cooldown=steps // 5 if plan.schedule == "rsqrt" else 0,
-        )
+        """Return the rate of the next step."""
+        return extension.learning_rate(self.plan, self.stages, self.position)
 
     def settle(self, *, everything: bool) -> bool:
         """Read the outcomes that must have arrived; False: the run had to go back to a checkpoint."""
@@ -350,9 +383,14 @@ class Training:
         self.log.go_on(paused)
         return True
 
+    @property
+    def seconds(self) -> float:
+        """Spent on the run so far, over all its starts and stages."""
+        return self.stage.spent + self.clock.seconds
+
     def save(self) -> None:
         """Take a checkpoint; it becomes durable in the background."""
-        self.position.seconds = self.clock.seconds
+        self.position.seconds = self.seconds
         values = {**self.position.to_json(), "running": self.log.running()}
         self.checkpoints.save(self.position.step, self.state.tensors(), values)
         self.clock.saved(self.position.step)
@@ -375,8 +413,9 @@ class Training:
 
     def _mixed(self, epoch: int) -> bool:
         """Tell whether an epoch's images are mixed: not at the end of the run, where the plan says so."""
-        behind = epoch * self.loader.steps_per_epoch / max(1, self.position.steps)
-        if self.plan.time_budget is not None:
+        start = self.stage.start
+        behind = (epoch * self.loader.steps_per_epoch - start) / max(1, self.position.steps - start)
+        if self.stage.seconds is not None:
             behind = self.position.share
         return behind < 1.0 - self.plan.augment.unmixed
 
@@ -387,7 +426,7 @@ class Training:
         due = self.world.is_main and self.clock.save_due(self.position.step, self.options.save_every)
         flags = [self.stop.received, due, self.clock.late, self.checkpoints.failed]
         stop, save, late, failed = parallel.any_rank(flags, self.world)
-        if self.plan.time_budget is not None:  # the schedule follows the time, and never goes back
+        if self.stage.seconds is not None:  # the schedule follows the time, and never goes back
             share = parallel.broadcast(self.clock.share, self.world)
             self.position.share = max(self.position.share, share)
         if failed:
@@ -397,7 +436,7 @@ class Training:
     def _keep_to_budget(self, late: bool) -> None:
         """End with the time budget: evaluate what there is once it is used up; else plan anew at times."""
         position = self.position
-        if self.plan.time_budget is None:
+        if self.stage.seconds is None:
             return
         if late:
             position.steps = position.step

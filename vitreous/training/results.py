@@ -15,7 +15,7 @@ from vitreous.models import cost
 from vitreous.models.weights import Weights
 from vitreous.objectives import Evaluation
 from vitreous.predict import Classifier, load
-from vitreous.training import advice, card, folder, loaders, tuning
+from vitreous.training import advice, card, extension, folder, loaders, tuning
 
 if TYPE_CHECKING:
     from vitreous.training.loop import Training
@@ -40,10 +40,10 @@ class Result:
         return load(self.folder / "best.safetensors", device=self.device)
 
 
-def finished(run: Path, dataset: Dataset, world: parallel.World) -> Result | None:
-    """Return the result of the run in this folder, if it has ended."""
-    path = run / "results.json"
-    known = parallel.broadcast(folder.read_json(path) if world.is_main and path.exists() else None, world)
+def finished(run: Path, dataset: Dataset, extensions: int, world: parallel.World) -> Result | None:
+    """Return the result of the run in this folder, if it has ended with so many extensions."""
+    ended = world.is_main and extension.ended(run, extensions)
+    known = parallel.broadcast(folder.read_json(run / "results.json") if ended else None, world)
     return None if known is None else Result(run, dataset, known, world.is_main, str(world.device))
 
 
@@ -71,6 +71,7 @@ def seal(training: "Training", name: str, results: dict[str, Any]) -> None:
             "results": results,
             "data": dataset.fingerprint,
             "step": training.position.step,
+            **({"extended": [each.asked for each in extended]} if (extended := training.stages[1:]) else {}),
             **objective.sealed(),
         },
     )
@@ -104,12 +105,14 @@ def conclude(training: "Training") -> Result:
         results["train"] = dict(_evaluate(training, known).figures)
     results |= _speed(training)
     results["advice"] = advice.advise(results, document, plan, objective.headline)
+    if len(training.stages) > 1:
+        results["extensions"] = len(training.stages) - 1
     weights.about["results"] = {name: results[name] for name in ("val", "test") if name in results}
 
     def write() -> None:
         checkpoint.write(weights, best)
         files.write_json(run / "evaluation.json", document)
-        files.write_text(run / "model_card.md", card.write(plan, objective, training.dataset, results))
+        files.write_text(run / "model_card.md", card.write(training, results))
         files.write_json(run / "results.json", results)  # last: it says that all of it is done
 
     parallel.on_main(write, world)
@@ -136,7 +139,7 @@ def _speed(training: "Training") -> dict[str, Any]:
     clock, seconds = training.clock, training.log.seconds
     waited = min(1.0, clock.waited / seconds) if seconds else None
     return {
-        "seconds": round(clock.seconds, 1),
+        "seconds": round(training.seconds, 1),
         "start_seconds": None if clock.start is None else round(clock.start, 1),
         "waited_for_data": None if waited is None else round(waited, 4),
         "bottleneck": None if waited is None else "loader" if waited > 0.5 else "model",
@@ -151,4 +154,5 @@ def _speed(training: "Training") -> dict[str, Any]:
 def _device(world: parallel.World) -> str:
     if world.device.type == "cuda":
         return torch.cuda.get_device_name(world.device)
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.processor() or platform.machine()}, {threads} thread" + "s" * (threads != 1)

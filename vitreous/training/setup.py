@@ -19,14 +19,14 @@ from vitreous.data.pictures import said
 from vitreous.errors import DataError, OptionError
 from vitreous.models import cost
 from vitreous.options import command as command_line
-from vitreous.training import defaults, folder, recipes
+from vitreous.training import defaults, extension, folder, portability, recipes
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task
 from vitreous.training.recipes import Recipe
 
 # What may differ between the command that started a run and the one that goes on with it.
 FREE = {
-    *("out", "device", "pixels", "workers", "micro_batch", "compile", "checkpointing", "shard"),
+    *("out", "extend", "device", "pixels", "workers", "micro_batch", "compile", "checkpointing", "shard"),
     *("save_every", "keep", "on_nan", "data_root", "tensorboard", "wandb", "mlflow"),
 }
 
@@ -44,6 +44,8 @@ def check_options(options: TrainConfig) -> None:
         value = getattr(options, name)
         if value is not None and not least <= value < math.inf:
             raise OptionError(f"--{name.replace('_', '-')} {value} is out of range: give {least} or more")
+    if options.extend is not None:
+        extension.parse(options.extend)
     if options.lr is not None and not 0.0 < options.lr < math.inf:
         raise OptionError(f"--lr {options.lr} is out of range: give more than 0, such as 1e-3")
     if options.warmup is not None and options.warmup > 1.0:
@@ -61,17 +63,12 @@ class Start:
     recipe: Recipe
 
 
-def agree_on_plan(
-    run: Path,
-    data: str,
-    dataset: Dataset,
-    options: TrainConfig,
-    world: parallel.World,
-    start: Start | None = None,
-    task: Task = SUPERVISED,
-) -> Plan:
-    """Return the plan of the run in this folder, if its options are still the same, or choose one."""
-    for path in (data, str(run), options.data_root or "", "" if start is None else start.source):
+def identity(
+    data: str, dataset: Dataset, options: TrainConfig, start: Start | None = None, task: Task = SUPERVISED
+) -> dict[str, Any]:
+    """Return what a run is known by: two commands that agree in it are the same run."""
+    source = "" if start is None else start.source
+    for path in (data, options.out or "", options.data_root or "", source):
         if not is_utf8(path):
             raise DataError(f"{printable(path)}: its name is not in UTF-8: rename it")
     if "train" not in dataset.splits or not len(dataset.splits["train"]):
@@ -82,6 +79,20 @@ def agree_on_plan(
         now["checkpoint"] = checkpoint.fingerprint(start.tensors)
     if task.settings:
         now["task"] = task.settings
+    return now
+
+
+def agree_on_plan(
+    run: Path,
+    data: str,
+    dataset: Dataset,
+    options: TrainConfig,
+    world: parallel.World,
+    start: Start | None = None,
+    task: Task = SUPERVISED,
+) -> Plan:
+    """Return the plan of the run in this folder, if its options are still the same, or choose one."""
+    now = identity(data, dataset, options, start, task)
     path = run / "config.json"
     chosen: list[Plan] = []
 
@@ -101,6 +112,7 @@ def agree_on_plan(
             )
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
+        console.note(f"converts to: {portability.describe(plan)}")
         arguments = (
             (task.verb, (*task.arguments, data)) if start is None else ("finetune", (start.source, data))
         )

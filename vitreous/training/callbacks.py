@@ -1,0 +1,46 @@
+"""What a Python program wants to hear of a run as it goes: functions that are called with figures. No torch.
+
+They are called when the loop has read the figures anyway, on a GPU some steps later: no step waits for their
+sake. While they run, the run waits.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vitreous.errors import CallbackError
+
+Callback = Callable[[dict[str, Any]], object]
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions for a dashboard of one's own, each called with a dictionary; in the process that prints."""
+
+    on_step: Callback | None = None
+    """After each step: step, steps, epoch, lr, loss, what else the task measures, gradient_norm."""
+    on_evaluation: Callback | None = None
+    """After each evaluation: step, split (val, at the end test) and its figures."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Tell of a step."""
+        self._call("on_step", self.on_step, record)
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """Tell of an evaluation."""
+        self._call("on_evaluation", self.on_evaluation, record)
+
+    def _call(self, name: str, callback: Callback | None, record: Mapping[str, Any]) -> None:
+        if callback is None:
+            return
+        try:
+            callback(dict(record))
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+            raise CallbackError(
+                f"the callback {name} raised {type(error).__name__} at step {record['step']:,}: {reason}; "
+                "mend it, and the same call goes on from the last checkpoint"
+            ) from error
+
+
+NONE = Callbacks()
