@@ -22,7 +22,7 @@ from vitreous.errors import DataError, ResumeError
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
 from vitreous.objectives import Objective
-from vitreous.training import advice, clock, extension, loaders, refusal, results, setup, tuning
+from vitreous.training import advice, clock, extension, loaders, refusal, results, setup, threads, tuning
 from vitreous.training import folder as run_folder
 from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.capture import CapturedStep
@@ -92,6 +92,7 @@ def train(
         training = Training(folder, plan, stages, options, dataset, world, stop)
         training.build(make_objective or objectives.builder(plan.objective), start)
         stack.callback(training.close)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
         training.take_up(started, afterwards, callbacks)
         with training.log:
             training.run()
@@ -231,7 +232,10 @@ class Training:
         if saved is None and stage.start:
             raise ResumeError(f"{self.folder / 'resume'} holds no state to go on from: use finetune instead")
         begins = saved is None
-        if saved is not None:
+        if saved is None:
+            threads.settle(self.objective.model, plan, self.world)
+        else:
+            threads.keep(saved.values)
             self.position = Position.from_json(saved.values)
             self.state.restore(self.checkpoints, saved)
             begins = 0 < stage.start >= self.position.step
@@ -392,6 +396,7 @@ class Training:
         """Take a checkpoint; it becomes durable in the background."""
         self.position.seconds = self.seconds
         values = {**self.position.to_json(), "running": self.log.running()}
+        values["threads"] = torch.get_num_threads()
         self.checkpoints.save(self.position.step, self.state.tensors(), values)
         self.clock.saved(self.position.step)
 

@@ -1,0 +1,88 @@
+"""Threads of a run on a CPU: one where several don't help, and the same again after it was stopped."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.runs import run
+from tests.training.test_defaults import DIGITS
+from vitreous import parallel
+from vitreous.config import TrainConfig
+from vitreous.models import zoo
+from vitreous.training import threads
+from vitreous.training.checkpoints import Checkpoints
+from vitreous.training.defaults import choose
+
+CPU = parallel.World(device=torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a machine of two cores on which nothing was set."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, several: float, alone: float) -> None:
+    """Let one thread and several take so many seconds."""
+
+    def seconds(_: object, count: int) -> float:
+        torch.set_num_threads(count)
+        return alone if count == 1 else several
+
+    monkeypatch.setattr(threads, "_seconds", seconds)
+
+
+@pytest.mark.parametrize(("several", "count"), [(0.5, 2), (0.89, 2), (0.95, 1), (4.0, 1)])
+def test_a_second_thread_must_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], several: float, count: int
+) -> None:
+    measured(monkeypatch, several, 1.0)
+    plan = choose(TrainConfig(), DIGITS)
+    threads.settle(zoo.build(plan.architecture), plan, CPU)
+    assert torch.get_num_threads() == count
+    assert (f"threads: 1 ({several:.1f} times its time with 2" in capsys.readouterr().err) == (count == 1)
+
+
+def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, 9.0, 1.0)
+    plan = choose(TrainConfig(), DIGITS)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    threads.settle(zoo.build(plan.architecture), plan, CPU)
+    assert torch.get_num_threads() == 2
+
+
+def test_measuring_leaves_the_model_and_the_random_numbers_alone() -> None:
+    plan = choose(TrainConfig(drop_path=0.5), DIGITS)
+    model = zoo.build(plan.architecture)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    threads.settle(model, plan, CPU)
+    assert torch.equal(state, torch.random.get_rng_state()) and model.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_run_that_goes_on_keeps_its_threads(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(monkeypatch, 2.0, 1.0)
+    run(data, tmp_path, epochs=1)
+    saved = Checkpoints(tmp_path / "resume", keep=2).newest()
+    assert saved is not None and saved.values["threads"] == 1
+    assert torch.get_num_threads() == 2  # the caller's again
+    measured(monkeypatch, 0.1, 1.0)  # the machine is quiet now: a fresh run would take both
+    run(data, tmp_path, epochs=1, extend="1")
+    saved = Checkpoints(tmp_path / "resume", keep=2).newest()
+    assert saved is not None and saved.values["step"] > 6 and saved.values["threads"] == 1
+
+
+def test_no_more_threads_than_there_are() -> None:
+    for values in ({"threads": 64}, {}):  # a larger machine's, an earlier version's
+        threads.keep(values)
+        assert torch.get_num_threads() == 2

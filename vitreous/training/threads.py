@@ -1,0 +1,67 @@
+"""How many threads compute on a CPU: as many as help. Measured when a run starts, kept when it goes on.
+
+Beside busy neighbours, or for a small model, threads that wait for each other can take longer than one alone.
+The number decides in which order sums are made, so it belongs to what a checkpoint holds.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from vitreous import console, parallel
+from vitreous.models.weights import Model
+from vitreous.training.plan import Plan
+
+HELPS = 0.9
+"""What of one thread's time several may take to be worth having."""
+SECONDS = 0.3
+"""About how long each number of threads is timed."""
+IMAGES = 16
+
+
+def settle(model: Model, plan: Plan, world: parallel.World) -> None:
+    """Let torch compute on one thread if several don't help, and say so; a number that the user set stays."""
+    most = torch.get_num_threads()
+    asked = os.environ.get("OMP_NUM_THREADS")
+    if world.device.type != "cpu" or world.size > 1 or most == 1 or asked:
+        return
+    several, alone = (_seconds(lambda: _compute(model, plan), count) for count in (most, 1))
+    if several > HELPS * alone:
+        console.note(f"threads: 1 ({several / alone:.1f} times its time with {most}, measured)")
+    else:
+        torch.set_num_threads(most)
+
+
+def keep(values: Mapping[str, Any]) -> None:
+    """Go on with the number of threads that a checkpoint names, where this machine has as many."""
+    count = values.get("threads", torch.get_num_threads())
+    torch.set_num_threads(min(count, torch.get_num_threads()))
+
+
+def _seconds(work: Callable[[], None], count: int) -> float:
+    """Return the median time of some work on so many threads, which then stay."""
+    torch.set_num_threads(count)
+    work()  # the first is slow for its own reasons
+    times: list[float] = []
+    while sum(times) < SECONDS or len(times) < 3:
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def _compute(model: Model, plan: Plan) -> None:
+    """Compute the gradients of a few images, as a step does, and forget them."""
+    shape = (min(IMAGES, plan.batch_size), plan.preprocessing.channels, *plan.preprocessing.image_size)
+    learning = model.training
+    model.eval()  # no random numbers: those of a run follow from its seed
+    with parallel.autocast(torch.device("cpu"), plan.precision):
+        loss = model(torch.ones(shape)).float().square().mean()
+    if loss.requires_grad:
+        loss.backward()
+    model.zero_grad(set_to_none=True)
+    model.train(learning)
