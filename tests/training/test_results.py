@@ -1,5 +1,6 @@
 """What a run leaves behind says one thing: results, sealed files, card, `evaluate` and the report agree."""
 
+import html
 import json
 import re
 import time
@@ -202,6 +203,8 @@ def test_a_run_is_told_what_is_wrong_with_it(
     assert results["train"]["count"] == 96 and results["train"]["accuracy"] < 0.8
     assert any(line.startswith("underfitting (") for line in results["advice"])
     assert all(line in capsys.readouterr().err.replace("\n", " ") for line in results["advice"][:1])
+    page = html.unescape((tmp_path / "run" / "report.html").read_text())
+    assert all(f"<li>{line[0].upper()}{line[1:]}.</li>" in page for line in results["advice"])
 
 
 def test_the_report_does_not_evaluate_again(

@@ -103,6 +103,8 @@ class Report:
     """The other figures that matter, in words: name → text."""
     details: Mapping[str, str] = field(default_factory=dict)
     """How they came about, small: steps, time, device."""
+    advice: Sequence[str] = ()
+    """What seems wrong, and what to try."""
     metrics: Sequence[Mapping[str, Any]] = ()
     """Rows of `metrics.jsonl`: step, and either split with loss, accuracy, …, or train_loss, val_loss, …"""
     split: str = ""

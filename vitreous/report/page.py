@@ -96,9 +96,11 @@ def _header(report: Report) -> str:
     )
     small = " · ".join(f"{escape(name)} <bdi>{escape(text)}</bdi>" for name, text in report.details.items())
     details = f'<p class="details">{small}</p>' if small else ""
+    lines = "".join(f"<li>{escape(line[0].upper() + line[1:])}.</li>" for line in report.advice)
+    advice = f'<ul class="advice">{lines}</ul>' if lines else ""
     command = f"<pre>{escape(report.command)}</pre>" if report.command else ""
     figures = f"<dl class=figures>{figures}</dl>" if figures else ""
-    return f"{subtitle}{first}{figures}{details}{command}"
+    return f"{subtitle}{first}{figures}{advice}{details}{command}"
 
 
 def _footer(report: Report) -> str:

@@ -37,6 +37,7 @@ def from_run(folder: Path, data: Dataset | None = None, classifier: Classifier |
         environment=environment(),
         headline=headline(evaluation, str(evaluation.get("split") or "")),
         summary=_summary(results, evaluation),
+        advice=[line for line in results.get("advice", []) if isinstance(line, str) and line],
         details=_details(results),
         metrics=journal.read(folder / "metrics.jsonl"),
         check={said(name): _text(value) for name, value in _json(folder / "check.json").items()},
