@@ -7,7 +7,7 @@ from vitreous.errors import DataError
 ENDINGS = frozenset({".heic", ".heif", ".hif"})
 BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
 """Of the file's first box. `mif1` is also AVIF's second name: that one is told by its list of brands."""
-REMEDY = "pip install pillow-heif, or save them as JPEG"
+REMEDY = "pip install pillow-heif, or convert to JPEG"
 
 
 def is_installed() -> bool:

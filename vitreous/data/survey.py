@@ -23,7 +23,9 @@ NEAR_EMPTY = 10
 OVER_LARGE = 24_000_000
 CUT_AWAY = 0.4
 NEAREST = 5
-"""Near copies that are listed of an image."""
+"""Near copies that are looked at of an image."""
+SMALLEST = 4 * near.FINE
+"""Pixels on the shorter side that a JPEG may be decoded to for it."""
 SIDES = (0, 32, 64, 128, 224, 384, 512, 1024, 2048, 4096)
 ASPECTS = (0.0, 0.5, 0.75, 0.95, 1.05, 1.34, 2.0)
 
@@ -178,13 +180,26 @@ def _find_near_copies(splits: dict[str, Split], images: dict[str, list["_Image"]
         if earlier:
             for row, found in near.copies(own, np.concatenate(earlier)):
                 index = known[row][0]
-                digest = split.digests[index]
                 others = [places[place] for place in found]
-                names = [s.name(i) for s, i in others if not np.array_equal(s.digests[i], digest)]
+                names = [s.name(i) for s, i in others[:NEAREST] if _is_near_copy(split, index, s, i)]
                 if names:
-                    report.near_copies.append([split.name(index), *names[:NEAREST]])
+                    report.near_copies.append([split.name(index), *names])
         places += [(split, i) for i, _ in known]
         earlier.append(own)
+
+
+def _is_near_copy(split: Split, index: int, other: Split, number: int) -> bool:
+    """Look at two images again; exact copies are found elsewhere."""
+    if np.array_equal(split.digests[index], other.digests[number]):
+        return False
+    try:
+        first, second = (
+            split.images.read(index, shortest=SMALLEST),
+            other.images.read(number, shortest=SMALLEST),
+        )
+    except DataError:  # it was there a moment ago
+        return False
+    return near.alike(first, second)
 
 
 def _decoded(split: Split) -> Iterator[_Image]:
@@ -193,7 +208,8 @@ def _decoded(split: Split) -> Iterator[_Image]:
         height, width, channels = split.images.pixels.shape[1:]
         about = (width, height, "array", f"{channels} channels")
         for index in range(len(split)):
-            yield _Image(*about, small=near.small(split.read(index)) if channels in (1, 3, 4) else None)
+            image = split.read(index, min(channels, 3)) if channels in (1, 3, 4) else None
+            yield _Image(*about, small=None if image is None else near.small(image))
         return
     images = split.images
 
