@@ -6,7 +6,7 @@ Options are the fields of the dataclasses in `vitreous.config`. Torch is importe
 import errno
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -167,11 +167,19 @@ def _finish(result: "Result") -> Run:
     return Run(result)
 
 
+def is_sweep(figures: Mapping[str, Any]) -> bool:
+    """Tell whether figures are those of `--find-lr`, not those of a run."""
+    return "suggestion" in figures
+
+
 def _write_report(result: "Result") -> None:
     """Write the report of a run that has ended, in the one process that writes."""
     if result.is_main:
-        from vitreous.report import write_run
+        from vitreous.report import write_run, write_sweep
 
+        if is_sweep(result.figures):
+            console.note(f"report: {write_sweep(result.folder, result.figures)}")
+            return
         console.note(f"report: {write_run(result.folder, result.dataset, result.classifier)}")
 
 

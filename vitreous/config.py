@@ -172,6 +172,8 @@ class TrainConfig:
     """auto: AdamW, or what the recipe says."""
     lr: float | None = None
     """Peak learning rate."""
+    find_lr: bool = False
+    """Only sweep over learning rates, in a hundred steps of a model that is thrown away, and suggest one."""
     schedule: Schedule | None = None
     """How the learning rate falls; auto: cosine, as all recipes."""
     warmup: float | None = None
@@ -453,7 +455,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("repeats", "geometry", "color", "fit"),
     ),
     "optimisation": (
-        *("optimizer", "schedule", "warmup", "weight_decay", "layer_decay", "clip", "ema"),
+        *("optimizer", "find_lr", "schedule", "warmup", "weight_decay", "layer_decay", "clip", "ema"),
         *("loss", "label_smoothing", "binary_targets", "on_nan"),
         *("targets", "temperature", "teacher_share", "distance"),
     ),

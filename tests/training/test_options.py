@@ -71,6 +71,7 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
 ELSEWHERE = {
     "recipe": "training/test_recipes.py::test_a_run_is_repeated",
     "time_budget": "training/test_budget.py::test_a_time_budget_is_kept",
+    "find_lr": "training/test_find_lr.py::test_a_run_is_left_as_it_was",
     "extend": "training/test_extension.py::test_an_ended_extension_is_shown_or_extended_again",
     "out": "training/test_loop.py::test_the_command_line_trains_and_reports",
     "workers": "training/test_results.py::test_every_evaluation_uses_the_workers_of_the_run",

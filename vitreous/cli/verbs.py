@@ -152,9 +152,20 @@ def distill(
     _show_run(api.distill(teacher, data, **options))
 
 
+def _show_sweep(run: api.Run) -> None:
+    """Print what `--find-lr` found."""
+    none = "none: the loss did not fall"
+    suggested = none if run.suggestion is None else f"--lr {run.suggestion:g}"
+    rows = [["suggested", suggested], ["planned without it", f"{run.planned:.3g}"], ["page", str(run.report)]]
+    console.table(["learning rate", "value"], rows)
+
+
 def _show_run(run: api.Run) -> None:
     """Print the final table of a run, in the one process that prints."""
     if not run.is_main:
+        return
+    if api.is_sweep(run):
+        _show_sweep(run)
         return
     rows: list[list[console.Cell]] = []
     for split in ("val", "test"):

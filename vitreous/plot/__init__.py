@@ -15,7 +15,7 @@ from vitreous.plot.inside import (
     positions,
     token_norms,
 )
-from vitreous.plot.results import confusion, history, reliability
+from vitreous.plot.results import confusion, history, reliability, sweep
 from vitreous.plot.style import Theme, label, png, svg
 
 __all__ = [
@@ -34,5 +34,6 @@ __all__ = [
     "positions",
     "reliability",
     "svg",
+    "sweep",
     "token_norms",
 ]

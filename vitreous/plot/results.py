@@ -42,6 +42,30 @@ def history(
 
 
 @themed
+def sweep(
+    rates: Sequence[float],
+    losses: Sequence[float],
+    smoothed: Sequence[float],
+    suggestion: float | None,
+    planned: float,
+) -> Figure:
+    """Draw the loss over learning rates that rose from step to step, and the two rates that matter."""
+    figure = canvas(5.6, 3.4)
+    axes = tidy(figure.subplots())
+    axes.plot(rates, losses, color=GRAY, linewidth=0.8, alpha=0.7, label="each batch")
+    axes.plot(rates, smoothed, color=BLUE, label="smoothed")
+    axes.axvline(planned, color=GRAY, linestyle=":", label="planned")
+    if suggestion is not None:
+        axes.axvline(suggestion, color=ORANGE, linestyle="--", label="falls fastest")
+    axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+    if len(smoothed):
+        low, high = min(losses), max(smoothed)
+        axes.set_ylim(low - 0.1 * (high - low + 1e-6), high + 0.3 * (high - low + 1e-6))
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+@themed
 def confusion(counts: np.ndarray, labels: Sequence[str]) -> Figure:
     """Draw a confusion matrix (truth, answer): colour is the share of the row, figures are counts."""
     classes = len(counts)

@@ -20,6 +20,7 @@ from vitreous.report.inspecting import inspect
 from vitreous.report.observe import Findings, InspectOptions, findings
 from vitreous.report.page import render, write
 from vitreous.report.run import from_run, write_run
+from vitreous.report.sweep import write_sweep
 
 __all__ = [
     "ClassRow",
@@ -40,4 +41,5 @@ __all__ = [
     "write",
     "write_evaluation",
     "write_run",
+    "write_sweep",
 ]

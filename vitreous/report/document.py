@@ -116,6 +116,8 @@ class Report:
     mistakes: Sequence[Mistake] = ()
     per_class: Sequence[ClassRow] = ()
     pictures: Sequence[Picture] = ()
+    pictured: str = "Inside the model"
+    """What the pictures are about, as the heading over them."""
     galleries: Sequence[Gallery] = ()
     check: Mapping[str, str] = field(default_factory=dict)
     """What `vitreous check` found: name → text."""

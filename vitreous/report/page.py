@@ -59,7 +59,7 @@ def render(report: Report) -> str:
         "Reliability": _reliability(report),
         "Worst mistakes": _mistakes(report.mistakes),
         "Classes": _classes(report),
-        "Inside the model": _pictures(report.pictures),
+        report.pictured: _pictures(report.pictures),
         "What it looks at": "".join(map(_gallery, report.galleries)),
         "Data": _pairs(report.check),
         "Settings": _fold("all settings", _pairs(report.settings)) if report.settings else "",

@@ -77,9 +77,10 @@ def _summary(results: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, s
     measured_on, first = evaluation.get("split"), chosen(evaluation)
     for split in ("test", "val"):
         figures = results.get(split) or {}
-        names = [*FIRST, *(name for name in figures if name not in FIRST)]
+        names: list[str] = [*FIRST, *(name for name in figures if name not in FIRST)]
         if split == "val" and "test" in results:
-            names = [name for name in names if name in (first, "loss")]  # what the best step was chosen by
+            kept = {first or "", "loss"}
+            names = [name for name in names if name in kept]  # what the best step was chosen by
         for name in names:
             shown = name != "count" and (split, name) != (measured_on, first)
             if shown and isinstance(value := figures.get(name), int | float):

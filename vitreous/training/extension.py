@@ -124,6 +124,6 @@ def describe(plan: Plan, stage: Stage) -> str:
     else:
         rate = (
             f"the learning rate rises again, to {PEAK * plan.lr:.3g} ({PEAK:g} of its peak) over a tenth of "
-            "them, and falls to 0 along a cosine"
+            "that, and falls to 0 along a cosine"
         )
     return f"extending by {length} from step {stage.start:,}: {rate}"

@@ -79,6 +79,8 @@ def suite(source: str, data: str, options: FinetuneConfig, after: Callable[[Resu
 
     The same command again goes on with the first run that has not ended. `after` is called with each result.
     """
+    if options.find_lr:
+        raise OptionError("--find-lr is for one data set: give one of the suite's")
     tasks = suites.read(data)
     folder = Path(options.out or Path("runs") / Path(data).stem)
     limit = options.train_limit or suites.IMAGES

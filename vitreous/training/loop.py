@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,7 +23,18 @@ from vitreous.errors import DataError, ResumeError
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
 from vitreous.objectives import Objective
-from vitreous.training import advice, clock, extension, loaders, refusal, results, setup, threads, tuning
+from vitreous.training import (
+    advice,
+    clock,
+    extension,
+    find_lr,
+    loaders,
+    refusal,
+    results,
+    setup,
+    threads,
+    tuning,
+)
 from vitreous.training import folder as run_folder
 from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.capture import CapturedStep
@@ -82,6 +94,15 @@ def train(
             parallel.on_main(lambda: extension.require_run(folder), world)
         # As it was written down when the run started, or chosen now.
         plan = setup.agree_on_plan(folder, data, dataset, options, world, start, task)
+        if options.find_lr:
+            build = make_objective or objectives.builder(plan.objective)
+            scratch = Path(stack.enter_context(TemporaryDirectory()))
+            first = [Stage(epochs=plan.epochs, seconds=plan.time_budget)]
+            training = Training(scratch, plan, first, options, dataset, world, stop)
+            training.build(build, start)
+            stack.callback(training.close)
+            found = find_lr.sweep(training)
+            return Result(folder / "find-lr", dataset, found, world.is_main, str(world.device))
         stages = extension.agree(folder, options.extend, plan, world)
         if (ended := results.finished(folder, dataset, len(stages) - 1, world)) is not None:
             if world.is_main:

@@ -26,7 +26,18 @@ from vitreous.training.recipes import Recipe
 
 # What may differ between the command that started a run and the one that goes on with it.
 FREE = {
-    *("out", "extend", "device", "pixels", "workers", "micro_batch", "compile", "checkpointing", "shard"),
+    *(
+        "out",
+        "extend",
+        "find_lr",
+        "device",
+        "pixels",
+        "workers",
+        "micro_batch",
+        "compile",
+        "checkpointing",
+        "shard",
+    ),
     *("save_every", "keep", "on_nan", "data_root", "tensorboard", "wandb", "mlflow"),
 }
 
@@ -46,6 +57,10 @@ def check_options(options: TrainConfig) -> None:
             raise OptionError(f"--{name.replace('_', '-')} {value} is out of range: give {least} or more")
     if options.extend is not None:
         extension.parse(options.extend)
+        if options.find_lr:
+            raise OptionError(
+                "--find-lr sweeps for a new run and --extend goes on with one: give one of them"
+            )
     if options.lr is not None and not 0.0 < options.lr < math.inf:
         raise OptionError(f"--lr {options.lr} is out of range: give more than 0, such as 1e-3")
     if options.warmup is not None and options.warmup > 1.0:
@@ -91,7 +106,10 @@ def agree_on_plan(
     start: Start | None = None,
     task: Task = SUPERVISED,
 ) -> Plan:
-    """Return the plan of the run in this folder, if its options are still the same, or choose one."""
+    """Return the plan of the run in this folder, if its options are still the same, or choose one.
+
+    What is chosen is written down, but for a sweep, which starts no run.
+    """
     now = identity(data, dataset, options, start, task)
     path = run / "config.json"
     chosen: list[Plan] = []
@@ -116,11 +134,13 @@ def agree_on_plan(
         arguments = (
             (task.verb, (*task.arguments, data)) if start is None else ("finetune", (start.source, data))
         )
+        chosen.append(plan)
+        if options.find_lr:
+            return
         command = command_line(*arguments, options)
         source = {"command": command, "data": data, "data_root": options.data_root}
         files.write_json(run / "check.json", noticed)
         files.write_json(path, {**source, "options": now, "plan": plan.to_json()})
-        chosen.append(plan)
 
     parallel.on_main(decide, world)
     plan = parallel.broadcast(chosen[0] if chosen else None, world)
