@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.conftest import digits_files
 from tests.serving import Running, running
@@ -131,6 +131,25 @@ def test_it_opens_with_an_example_analysed(page: Page, digits: Classifier) -> No
         "each.getBoundingClientRect().height / parseFloat(getComputedStyle(each).lineHeight))"
     )
     assert lines and max(lines) < 2, "a figure is wrapped"
+
+
+def test_it_waits_for_a_model_that_warms_up(browser: Browser, served: Running) -> None:
+    page, asked = browser.new_page(), []
+
+    def not_yet(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) > 2:
+            route.continue_()
+        else:
+            route.fulfill(status=503, json={"error": "not_ready", "message": "the model is warming up"})
+
+    page.route("**/readyz", not_yet)
+    page.goto(served.url)
+    expect(page.locator(".status")).to_have_text("The model is warming up…")
+    expect(page.locator(".predictions li")).to_have_count(5)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    assert len(asked) == 3
+    page.close()
 
 
 def test_a_class_has_a_map_of_its_own(page: Page, digits: Classifier, files: list[Path]) -> None:

@@ -285,17 +285,21 @@ def _page_routes(app: FastAPI, service: Service) -> None:
     index = (page / "index.html").read_bytes()
     preprocessing = service.classifier.preprocess.preprocessing
 
+    async def made() -> dict[str, tuple[str, bytes]]:
+        # In a thread: the first time, a library is imported for it that takes seconds
+        return await asyncio.to_thread(examples, preprocessing.channels, preprocessing.image_size)
+
     @app.get("/", include_in_schema=False)
     async def explorer() -> Response:
         return Response(index, media_type="text/html; charset=utf-8", headers={"Cache-Control": "no-cache"})
 
     @app.get("/examples", include_in_schema=False)
     async def example_names() -> Response:
-        return _json(list(examples(preprocessing.channels, preprocessing.image_size)))
+        return _json(list(await made()))
 
     @app.get("/examples/{name}", include_in_schema=False)
     async def example(name: str) -> Response:
-        found = examples(preprocessing.channels, preprocessing.image_size).get(name)
+        found = (await made()).get(name)
         if found is None:
             raise HTTPException(404)
         return Response(found[1], media_type=found[0])

@@ -48,6 +48,18 @@ function send(path, image, signal) {
   return ask(path, { method: "POST", body: image, signal, headers: { "Content-Type": "application/octet-stream" } });
 }
 
+/** Wait until the model is warm. */
+export async function untilReady() {
+  for (;;) {
+    try {
+      return await ask("/readyz");
+    } catch (error) {
+      if (error.status !== 503) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 500));
+    }
+  }
+}
+
 export const getModel = async () => (await ask("/model")).json();
 export const getExamples = async () => (await ask("/examples")).json();
 export const getExample = async (name) => (await ask(`/examples/${encodeURIComponent(name)}`)).blob();

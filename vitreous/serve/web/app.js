@@ -290,6 +290,9 @@ async function begin() {
   $("shoot").addEventListener("click", shoot);
   $("camera-off").addEventListener("click", closeCamera);
   listenForImages();
+  state.active.status.textContent = "The model is warming up…";
+  await api.untilReady();
+  state.active.status.textContent = "";
   if (state.examples.length && !state.active.turn) await state.active.show(state.examples[0]);
   else await draw();
   document.body.dataset.ready = "yes";
