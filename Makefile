@@ -42,7 +42,7 @@ mutants: $(READY)
 # Tries N hostile inputs of each kind, each with bounds on time and memory: minutes.
 fuzz: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz $(if $(filter file,$(origin N)),,-n $(N)) \
-	  $(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED))
+	  $(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED)) $(if $(MINUTES),--minutes $(MINUTES))
 
 clean:
 	rm -rf $(VENV) build dist

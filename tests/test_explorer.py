@@ -2,11 +2,13 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+import torch
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.conftest import digits_files
 from tests.serving import Running, running
@@ -55,7 +57,8 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def served(digits: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("explorer")
-    about = {"results": {"test": {"accuracy": 0.9344, "count": 359}}}
+    figures = {"accuracy": 0.9344, "mean_per_class_accuracy": 0.9311, "count": 359}
+    about = {"results": {"test": figures, "val": figures}, "recipe": {"batch_size": 64, "lr": 0.003}}
     labels = [HOSTILE, *digits.labels[1:]]
     saved = Classifier(digits.model, digits.preprocess, labels, about).save(folder / "digits.safetensors")
     with running(saved, folder) as server:
@@ -93,13 +96,90 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def drop(page: Page, path: Path) -> None:
-    page.evaluate(DROP, [list(path.read_bytes()), path.name])
+    with another(page):
+        page.evaluate(DROP, [list(path.read_bytes()), path.name])
+
+
+@contextmanager
+def another(page: Page, stage: int = 0) -> Iterator[None]:
+    """Wait until a picture is shown that is not the one before."""
+    shown = "stage => Number(document.querySelectorAll('.stage')[stage]?.dataset.shown ?? 0)"
+    before = page.evaluate(shown, stage)
+    yield
+    page.wait_for_function(f"([stage, before]) => ({shown})(stage) > before", arg=[stage, before])
 
 
 def first(page: Page, stage: int = 0) -> str:
     name = page.locator(".stage").nth(stage).locator(".predictions .name").first
     expect(name).to_be_visible()
     return name.inner_text()
+
+
+def test_it_opens_with_an_example_analysed(page: Page, digits: Classifier) -> None:
+    """Nothing has been touched, and nothing is empty, raw or wrapped."""
+    assert page.locator(".predictions li").count() == 5
+    expect(page.locator("#readout")).to_contain_text("The class token attends most to")
+    left, right = page.locator("#about").bounding_box(), page.locator("#side").bounding_box()
+    assert left is not None and right is not None
+    stage = page.locator(".stage").bounding_box()
+    assert stage is not None and left["y"] - (stage["y"] + stage["height"]) < 40, "half a page is empty"
+    assert stage["height"] < 700, "the answers are below the fold"
+    said = page.locator("#about").inner_text()
+    assert "Batch size" in said and "Mean over classes" in said and "_" not in said
+    lines = page.evaluate(
+        "[...document.querySelectorAll('td, .share')].map(each => each.getClientRects().length && "
+        "each.getBoundingClientRect().height / parseFloat(getComputedStyle(each).lineHeight))"
+    )
+    assert lines and max(lines) < 2, "a figure is wrapped"
+
+
+def test_it_waits_for_a_model_that_warms_up(browser: Browser, served: Running) -> None:
+    page, asked = browser.new_page(), []
+
+    def not_yet(route: Route) -> None:
+        asked.append(route.request.url)
+        if len(asked) > 2:
+            route.continue_()
+        else:
+            route.fulfill(status=503, json={"error": "not_ready", "message": "the model is warming up"})
+
+    page.route("**/readyz", not_yet)
+    page.goto(served.url)
+    expect(page.locator(".status")).to_have_text("The model is warming up…")
+    expect(page.locator(".predictions li")).to_have_count(5)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    assert len(asked) == 3
+    page.close()
+
+
+def test_a_class_has_a_map_of_its_own(page: Page, digits: Classifier, files: list[Path]) -> None:
+    from vitreous.inspection import gradient_rollout
+
+    drop(page, files[1])
+    row = page.locator(".predictions .row").nth(2)
+    name = row.locator(".name").inner_text()
+    row.click()
+    expect(row).to_have_attribute("aria-pressed", "true")
+    images = digits.collate([digits.prepare(files[1])]).images
+    label = digits.labels.index(name) if name in digits.labels else 0
+    found = gradient_rollout(digits.model, images, torch.tensor([label]))[0].flatten()
+    best = int(found.argmax())
+    place = f"“{name}” speaks most row {best // 4 + 1}, column {best % 4 + 1}"
+    expect(page.locator("#readout")).to_contain_text(place)
+    expect(page.locator("#layer")).to_be_disabled()
+    canvas = page.locator(".picture canvas")
+    before = canvas.evaluate(PIXELS)
+    page.locator(".predictions .row").first.click()
+    page.wait_for_function(
+        "before => document.querySelector('.picture canvas').toDataURL() !== before", arg=before
+    )
+
+
+def test_two_clicks_compare(page: Page) -> None:
+    page.get_by_role("button", name="Compare two images").click()
+    expect(page.locator(".stage").nth(1).locator(".predictions li")).to_have_count(5)
+    page.get_by_role("button", name="digit 7").click()
+    expect(page.locator(".stage").nth(1).locator(".predictions .name").first).to_have_text("7")
 
 
 def test_drop_an_image_click_a_patch_move_the_sliders(
@@ -164,7 +244,9 @@ def test_mosaic_rollout_and_positions(page: Page, files: list[Path]) -> None:
 def test_two_images_are_compared(page: Page, digits: Classifier, files: list[Path]) -> None:
     drop(page, files[0])
     page.get_by_role("button", name="Compare two images").click()
-    page.locator(".stage").nth(1).locator("input[type=file]").set_input_files(files[2])
+    expect(page.locator(".stage").nth(1).locator(".predictions li")).to_have_count(5)
+    with another(page, 1):
+        page.locator(".stage").nth(1).locator("input[type=file]").set_input_files(files[2])
     assert [first(page, 0), first(page, 1)] == [p.label for p in digits.predict([files[0], files[2]])]
     page.get_by_role("button", name="Compare two images").click()
     expect(page.locator(".stage")).to_have_count(1)
@@ -192,7 +274,8 @@ def test_keyboard_only(page: Page, files: list[Path]) -> None:
 
 
 def test_paste_examples_and_camera(page: Page, digits: Classifier, files: list[Path]) -> None:
-    page.evaluate(PASTE, [list(files[3].read_bytes())])
+    with another(page):
+        page.evaluate(PASTE, [list(files[3].read_bytes())])
     assert first(page) == digits.predict(files[3])[0].label
     page.get_by_role("button", name="digit 7").click()
     expect(page.locator(".predictions .name").first).to_have_text("7")
@@ -245,7 +328,13 @@ def test_what_is_no_image_is_said(browser: Browser, served: Running, tmp_path: P
     expect(page.locator("body[data-ready]")).to_be_attached()
     (tmp_path / "text.png").write_text("hello")
     page.locator("input[type=file]").set_input_files(tmp_path / "text.png")
-    expect(page.get_by_role("alert")).to_contain_text("no image of a known format")
+    expect(page.get_by_role("alert")).to_contain_text("No image of a known format was sent")
+    expect(page.locator(".status")).to_have_text("The image before stays.")
+    (tmp_path / "large.png").write_bytes(bytes(17 << 20))
+    page.locator("input[type=file]").set_input_files(tmp_path / "large.png")
+    expect(page.get_by_role("alert")).to_have_text(
+        "The picture has 17\u00a0MiB: this server takes up to 16\u00a0MiB."
+    )
     page.close()
 
 
@@ -255,8 +344,13 @@ def test_a_token_is_asked_for(browser: Browser, digits: Classifier, tmp_path: Pa
     with running(saved, tmp_path, "--token-file", str(tmp_path / "token")) as server:
         page = browser.new_page()
         page.goto(server.url)
+        expect(page.get_by_role("alert")).to_have_text("This server asks for a token: enter it above.")
+        expect(page.locator("main")).to_be_hidden()
+        page.get_by_label("Token", exact=True).fill("another-token-that-is-wrong")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_role("alert")).to_have_text("That is not this server's token.")
         page.get_by_label("Token", exact=True).fill("a-token-of-sufficient-length")
         page.get_by_role("button", name="Use it").click()
         page.get_by_role("button", name="digit 3").click()
-        assert first(page) == "3"
+        expect(page.locator(".predictions .name").first).to_have_text("3")
         page.close()

@@ -214,20 +214,28 @@ def pickles(draw: random.Random) -> bytes:
 
 def deflated_pickles(draw: random.Random) -> bytes:
     """A PyTorch file whose parts are compressed, and unpack to more than a machine has."""
+    return _deflated_pickle(draw.choice(["data.pkl", "data/0"]))
+
+
+@lru_cache
+def _deflated_pickle(large: str) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(_saved({"a": torch.zeros(4)}))) as source:
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for member in source.namelist():
                 data = source.read(member)
-                large = draw.choice(["data.pkl", "data/0"])
                 archive.writestr(member, data + bytes(1 << 26) if member.endswith(large) else data)
     return buffer.getvalue()
 
 
 def deflated_arrays(draw: random.Random) -> bytes:
     """An `.npz` of zeros, a thousand times as large as its file."""
+    return _deflated_array(draw.choice([2048, 4096]))
+
+
+@lru_cache
+def _deflated_array(side: int) -> bytes:
     buffer = io.BytesIO()
-    side = draw.choice([2048, 4096])
     names = {"embedding/kernel": (16, 16, 3, side), "cls": (1, 1, side), "head/kernel": (side, 8192)}
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, shape in names.items():

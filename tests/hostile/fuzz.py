@@ -7,6 +7,7 @@ with the command that tries it again. Nothing here is part of `make test`.
 import argparse
 import importlib
 import io
+import itertools
 import json
 import math
 import os
@@ -19,7 +20,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,19 +207,25 @@ def makers(kind: str) -> Makers:
     return getattr(module, "MAKERS", {})
 
 
-def fuzz(bench: Bench, kind: str, maker: str, seeds: range) -> Tally:
-    """Try the inputs that one maker makes from these seeds."""
-    tally, make = Tally(kind, maker), makers(kind)[maker]
-    for seed in seeds:
-        data, place = make(random.Random(seed)), bench.folder / "try"
+def fuzz(bench: Bench, tallies: Sequence[Tally], seeds: range, until: float = math.inf) -> None:
+    """Try what each maker makes from the first seed, then from the next, until the seeds or the time end."""
+    total = len(tallies) * len(seeds)
+    bar = console.ProgressBar(total, what="input")
+    for number, (seed, tally) in enumerate(itertools.product(seeds, tallies)):
+        if time.monotonic() > until:
+            console.warn(f"the time is over: {number:,} of {total:,} inputs were tried; more with --minutes")
+            break
+        bar.update(number, total, f"{tally.kind}/{tally.maker}")
+        data, place = makers(tally.kind)[tally.maker](random.Random(seed)), bench.folder / "try"
         place.mkdir()
-        wrong, took = attempt(lambda d=data, p=place: getattr(bench, kind)(maker, d, p), bench.limits)
+        work = getattr(bench, tally.kind)
+        wrong, took = attempt(lambda d=data, p=place, t=tally, w=work: w(t.maker, d, p), bench.limits)
         shutil.rmtree(place)
         tally.tried += 1
         tally.slowest = max(tally.slowest, took)
         if wrong:
             tally.broken[seed] = wrong
-    return tally
+    bar.close()
 
 
 def wanted(only: str) -> Iterator[tuple[str, str]]:
@@ -238,21 +245,20 @@ def main() -> int:
     parser.add_argument("--only", default="", help="makers whose kind/name has this in it")
     parser.add_argument("--seconds", type=float, default=30.0, help="what one input may take")
     parser.add_argument("--mebibytes", type=int, default=1024, help="memory that one input may take")
+    parser.add_argument(
+        "--minutes", type=float, default=15.0, help="when to stop, with what was tried until then"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)  # forks of a process with threads may hang
-    chosen = list(wanted(options.only))
-    tallies: list[Tally] = []
+    tallies = [Tally(kind, name) for kind, name in wanted(options.only)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fuzz-")))
         bench = Bench(folder, Limits(options.seconds, options.mebibytes))
         bench.classifier.predict(Image.new("RGB", (20, 20)))  # what is imported late is in every fork
-        if any(kind == "requests" for kind, _ in chosen):
+        if any(each.kind == "requests" for each in tallies):
             bench.server = stack.enter_context(running(bench.checkpoint, folder))
-        bar = console.ProgressBar(len(chosen), what="maker")
-        for done, (kind, name) in enumerate(chosen):
-            bar.update(done, len(chosen), f"{kind}/{name}")
-            tallies.append(fuzz(bench, kind, name, range(options.seed, options.seed + options.n)))
-        bar.close()
+        seeds = range(options.seed, options.seed + options.n)
+        fuzz(bench, tallies, seeds, time.monotonic() + 60 * options.minutes)
     return report(tallies)
 
 

@@ -8,6 +8,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -20,6 +21,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
+@cache
 def flat_png(width: int, height: int, extra: bytes = b"") -> bytes:
     """Return a PNG of black pixels, one bit each: a few hundred bytes for millions of them."""
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
@@ -94,11 +96,13 @@ def many_chunks(chunks: int) -> bytes:
     return flat_png(16, 16, chunk(b"eMPt", b"") * chunks)
 
 
+@cache
 def text_bomb(unpacked: int) -> bytes:
     """Return a PNG with a compressed text that is large once it is unpacked."""
     return flat_png(16, 16, chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(unpacked), 9)))
 
 
+@cache
 def profile_bomb(unpacked: int) -> bytes:
     """Return a PNG with a colour profile that is large once it is unpacked."""
     return flat_png(16, 16, chunk(b"iCCP", b"a\0\0" + zlib.compress(bytes(unpacked), 9)))

@@ -44,8 +44,11 @@ def test_work_without_end_is_ended() -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_seed_is_tried_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = fuzz.Bench(tmp_path, LIMITS)
-    tally = fuzz.fuzz(bench, "checkpoints", "architectures.safetensors", range(7, 9))
-    assert (tally.tried, tally.broken) == (2, {})
+    tally, other = fuzz.Tally("checkpoints", "architectures.safetensors"), fuzz.Tally("shards", "cut")
+    fuzz.fuzz(bench, [tally, other], range(7, 9))
+    assert (tally.tried, tally.broken) == (other.tried, other.broken) == (2, {})
+    fuzz.fuzz(bench, [tally], range(9, 99), until=0.0)
+    assert tally.tried == 2 and "0 of 90 inputs were tried" in capsys.readouterr().err
     tally.broken[8] = "KeyError: 'x'"
     assert fuzz.report([tally]) == 1
     said = capsys.readouterr()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from starlette.testclient import TestClient
 
 from tests.serve_client import post
-from vitreous.inspection import attention_maps
+from vitreous.inspection import attention_maps, gradient_rollout
 from vitreous.predict import Classifier
 from vitreous.serve import attention, service
 
@@ -36,6 +37,25 @@ def test_attention_is_the_models_own(server: TestClient, digits: Classifier, fil
     links = [(layer.mean(0) + np.eye(17)) / 2 for layer in maps.numpy()]
     rolled = post(server, image, path="/attention?kind=rollout").json()
     np.testing.assert_allclose(np.ravel(rolled["maps"]), (links[1] @ links[0])[0, 1:], atol=2e-6)
+
+
+def test_what_speaks_for_a_class_is_the_models_own(
+    server: TestClient, digits: Classifier, files: list[Path]
+) -> None:
+    image = files[0].read_bytes()
+    images = digits.collate([digits.prepare(image)]).images
+    found = post(server, image, path="/relevance?label=3").json()
+    assert (found["label"], found["grid"]) == ("3", [4, 4])
+    own = gradient_rollout(digits.model, images, torch.tensor([3]))[0]
+    np.testing.assert_allclose(found["map"], own, atol=2e-6)
+    best = digits.predict(image)[0].label
+    assert best is not None
+    likeliest = post(server, image, path="/relevance").json()
+    assert likeliest["label"] == best
+    named = post(server, image, path=f"/relevance?label={digits.labels.index(best)}").json()
+    assert likeliest["map"] == named["map"] != found["map"]
+    for wrong in ("label=10", "label=-1", "label=three"):
+        assert post(server, image, path=f"/relevance?{wrong}").status_code == 422
 
 
 @pytest.mark.parametrize(

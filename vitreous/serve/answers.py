@@ -42,6 +42,14 @@ class Maps(BaseModel):
     prefix: list[list[float]]
 
 
+class Relevance(BaseModel):
+    """What speaks for a class, and for which: a map over the patches."""
+
+    label: str
+    grid: tuple[int, int]
+    map: list[list[float]]
+
+
 class Problem(BaseModel):
     """Any error: a fixed word, a fixed sentence, and the id under which the log has this request."""
 

@@ -245,6 +245,24 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
             {"kind": kind, "layer": number, "grid": config.grid, **attention_rows.maps(rows, config)}
         )
 
+    Label = Annotated[
+        int | None, Query(ge=0, lt=max(1, config.num_classes), description="A class; the likeliest if none.")
+    ]
+
+    @app.post(
+        "/relevance",
+        response_model=answers.Relevance,
+        responses=answers.problems(*IMAGE_PROBLEMS),
+        openapi_extra=answers.IMAGES,
+    )
+    async def relevance(request: Request, label: Label = None) -> Response:  # type: ignore[valid-type]
+        """Return what speaks for a class: a map over the patches that sums to 1, weighted by gradients."""
+        async with service.request(request, images=1) as (upload,):
+            images, mask = service.classifier.collate([await service.read(upload)])
+            number, found = await service.inspect(lambda: attention_rows.speaks(model, images, mask, label))
+        name = service.classifier.labels[number]
+        return _json({"label": name, "grid": config.grid, "map": found})
+
     @app.get(
         "/positions",
         responses={200: {"content": {"application/octet-stream": {}}}, **answers.problems(404)},
@@ -267,17 +285,21 @@ def _page_routes(app: FastAPI, service: Service) -> None:
     index = (page / "index.html").read_bytes()
     preprocessing = service.classifier.preprocess.preprocessing
 
+    async def made() -> dict[str, tuple[str, bytes]]:
+        # In a thread: the first time, a library is imported for it that takes seconds
+        return await asyncio.to_thread(examples, preprocessing.channels, preprocessing.image_size)
+
     @app.get("/", include_in_schema=False)
     async def explorer() -> Response:
         return Response(index, media_type="text/html; charset=utf-8", headers={"Cache-Control": "no-cache"})
 
     @app.get("/examples", include_in_schema=False)
     async def example_names() -> Response:
-        return _json(list(examples(preprocessing.channels, preprocessing.image_size)))
+        return _json(list(await made()))
 
     @app.get("/examples/{name}", include_in_schema=False)
     async def example(name: str) -> Response:
-        found = examples(preprocessing.channels, preprocessing.image_size).get(name)
+        found = (await made()).get(name)
         if found is None:
             raise HTTPException(404)
         return Response(found[1], media_type=found[0])

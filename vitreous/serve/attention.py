@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitreous.inspection import iterate_attention
+from vitreous.inspection.gradients import gradient_rollout
 from vitreous.inspection.relevance import fuse
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.vit import VisionTransformer
@@ -29,6 +30,17 @@ def links(model: VisionTransformer, images: Tensor, mask: Tensor | None, kind: K
         if index == layer:
             return (attention[0] if reached is None else reached[None]).float().cpu()
     raise AssertionError("the layer was checked against the depth")
+
+
+def speaks(
+    model: VisionTransformer, images: Tensor, mask: Tensor | None, label: int | None
+) -> tuple[int, list[list[float]]]:
+    """Return what speaks for a class in a batch of one image, (h, w); without one, for the likeliest."""
+    if label is None:
+        with torch.inference_mode():
+            label = int(model(images, mask).argmax())
+    found = gradient_rollout(model, images, torch.tensor([label], device=images.device), mask)[0]
+    return label, [[round(value, 6) for value in line] for line in found.float().cpu().tolist()]
 
 
 def heads(found: Tensor, kind: Kind, head: str) -> Tensor:

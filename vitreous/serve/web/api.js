@@ -9,6 +9,22 @@ export class Refused extends Error {
   }
 }
 
+/** What the page says of a refusal; the server's own sentences are for programs that send requests. */
+function sentence(response, problem) {
+  if (response.status === 401) return token ? "That is not this server's token." : "This server asks for a token: enter it above.";
+  if (response.status === 413) return "The picture is larger than this server takes.";
+  if (response.status === 429) return `The server is busy: try again in ${response.headers.get("Retry-After") ?? "a few"} s.`;
+  const said = problem.message || `the server answered ${response.status}`;
+  return `${said.charAt(0).toUpperCase()}${said.slice(1)}.`;
+}
+
+/** Refuse what the server would refuse, before it is sent. */
+export function checkSize(image, most) {
+  const mebibytes = (bytes) => `${Number((bytes / 2 ** 20).toPrecision(2))}\u00a0MiB`;
+  if (image.size <= most) return;
+  throw new Refused(413, `The picture has ${mebibytes(image.size)}: this server takes up to ${mebibytes(most)}.`);
+}
+
 export function useToken(value) {
   token = value;
   sessionStorage.setItem("vitreous-token", value);
@@ -25,11 +41,23 @@ async function ask(path, options = {}) {
   }
   if (response.ok) return response;
   const problem = await response.json().catch(() => ({}));
-  throw new Refused(response.status, problem.message || `The server answered ${response.status}.`);
+  throw new Refused(response.status, sentence(response, problem));
 }
 
 function send(path, image, signal) {
   return ask(path, { method: "POST", body: image, signal, headers: { "Content-Type": "application/octet-stream" } });
+}
+
+/** Wait until the model is warm. */
+export async function untilReady() {
+  for (;;) {
+    try {
+      return await ask("/readyz");
+    } catch (error) {
+      if (error.status !== 503) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 500));
+    }
+  }
 }
 
 export const getModel = async () => (await ask("/model")).json();
@@ -48,6 +76,12 @@ export async function allRows(image, kind, layer) {
 export async function oneRow(image, kind, layer, patch) {
   const answer = await (await send(`/attention?kind=${kind}&layer=${layer}&head=all&patch=${patch}`, image)).json();
   return answer.maps.map((map) => Float32Array.from(map.flat()));
+}
+
+/** What speaks for a class, by its number: one value for each patch. */
+export async function relevance(image, label) {
+  const answer = await (await send(`/relevance?label=${label}`, image)).json();
+  return Float32Array.from(answer.map.flat());
 }
 
 let table = null;

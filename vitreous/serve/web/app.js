@@ -6,12 +6,16 @@ import { drawFrame, drawMap } from "./heatmap.js";
 import { Stage } from "./stage.js";
 
 const $ = (id) => document.getElementById(id);
-const state = { model: null, stages: [], active: null, patch: 0, hovered: null, positions: null, drawing: 0 };
+const state = { model: null, stages: [], active: null, patch: 0, hovered: null, positions: null, drawing: 0, examples: [] };
 
 function problem(error) {
   $("alert").hidden = !error;
   $("alert").textContent = error ? error.message : "";
-  if (error?.status === 401) $("token-form").hidden = false;
+  if (error?.status === 401) {
+    $("token-form").hidden = false;
+    $("model-name").textContent = "";
+    $("token").select();
+  }
 }
 
 const view = () => document.querySelector('input[name="view"]:checked').value;
@@ -23,6 +27,7 @@ const place = (patch) => {
 function question() {
   const chosen = view();
   const pooled = state.model.attention.class_token ? "class" : "mean";
+  if (chosen === "label") return { kind: "label", query: null, frame: state.hovered };
   if (chosen === "patch") return { kind: "attention", query: state.hovered ?? state.patch, frame: state.hovered ?? state.patch };
   return { kind: chosen === "rollout" ? "rollout" : "attention", query: pooled, frame: state.hovered };
 }
@@ -34,20 +39,26 @@ async function draw() {
   const [layer, head] = [Number($("layer").value), Number($("head").value)];
   const { kind, query, frame } = question();
   $("layer-value").textContent = `${layer} of ${state.model.attention.layers}`;
-  $("head-value").textContent = kind === "rollout" ? "all" : head ? `${head} of ${state.model.attention.heads}` : "mean";
-  $("head").disabled = $("mosaic-on").disabled = kind === "rollout";
+  $("head-value").textContent = kind !== "attention" ? "all" : head ? `${head} of ${state.model.attention.heads}` : "mean";
+  $("head").disabled = $("mosaic-on").disabled = kind !== "attention";
+  $("layer").disabled = kind === "label";
+  if (kind === "label") $("layer-value").textContent = "all";
+  $("label-name").textContent = state.active?.label ?? "the answer";
   drawPositions();
   for (const stage of state.stages) {
+    stage.mark(kind === "label");
     if (!stage.image || view() === "image") {
       stage.draw(null, { frame });
       continue;
     }
     try {
-      const heads = await stage.maps(kind, layer - 1, query);
+      const heads = kind === "label" ? [await stage.relevance()] : await stage.maps(kind, layer - 1, query);
       if (turn !== state.drawing) return;
-      const values = kind === "rollout" ? heads[0] : head ? heads[head - 1] : mean(heads);
-      const most = stage.draw(values, { frame });
-      if (stage === state.active) tell(kind, query, values, most);
+      const values = kind !== "attention" ? heads[0] : head ? heads[head - 1] : mean(heads);
+      // Every patch says something for a class: what matters is where it is more
+      const low = kind === "label" ? Math.min(...values) : 0;
+      const most = stage.draw(values, { frame, low });
+      if (stage === state.active) tell(kind, query, values, low, most);
       if (stage === state.active) drawMosaic(kind, heads, head);
     } catch (error) {
       if (turn === state.drawing) problem(error);
@@ -61,17 +72,24 @@ function mean(heads) {
   return sum;
 }
 
-function tell(kind, query, values, most) {
+const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
+
+function tell(kind, query, values, low, most) {
   const best = values.indexOf(Math.max(...values));
+  $("legend-least").textContent = low ? percent(low) : "0";
+  $("legend-most").textContent = percent(most);
+  if (kind === "label") {
+    $("readout").textContent = `For “${state.active.label}” speaks most ${place(best)}: ${percent(values[best])} of what does.`;
+    return;
+  }
   const from = query === "class" ? "The class token" : query === "mean" ? "The mean of the patches" : `Patch ${place(query)}`;
   const verb = kind === "rollout" ? "draws, through all layers so far, most from" : "attends most to";
-  $("legend-most").textContent = `${(100 * most).toFixed(1)} %`;
-  $("readout").textContent = `${from} ${verb} ${place(best)}: ${(100 * values[best]).toFixed(1)} %.`;
+  $("readout").textContent = `${from} ${verb} ${place(best)}: ${percent(values[best])}.`;
 }
 
 function drawMosaic(kind, heads, chosen) {
   const box = $("mosaic");
-  box.hidden = !$("mosaic-on").checked || kind === "rollout" || view() === "image";
+  box.hidden = !$("mosaic-on").checked || kind !== "attention" || view() === "image";
   if (box.hidden) return;
   if (box.children.length !== heads.length) {
     const [rows, columns] = state.model.attention.grid;
@@ -137,6 +155,12 @@ const events = {
   choose,
   key,
   changed: draw,
+  label(stage, label) {
+    stage.label = label;
+    events.activate(stage);
+    document.querySelector('input[name="view"][value="label"]').checked = true;
+    draw();
+  },
   hover(patch) {
     if (patch === state.hovered) return;
     state.hovered = patch;
@@ -157,6 +181,7 @@ function compare() {
   $("compare").setAttribute("aria-pressed", String(on));
   $("stages").classList.toggle("two", on);
   events.activate(state.stages.at(-1));
+  if (on && state.examples.length) state.active.show(state.examples.at(1) ?? state.examples[0]);
 }
 
 // Images come from files, the clipboard, a drop, the examples and the camera.
@@ -187,8 +212,9 @@ function listenForImages() {
 
 async function listExamples() {
   const names = await api.getExamples();
-  const buttons = await Promise.all(names.map(async (name) => {
-    const image = await api.getExample(name);
+  state.examples = await Promise.all(names.map(api.getExample));
+  const buttons = names.map((name, number) => {
+    const image = state.examples[number];
     const button = document.createElement("button");
     const thumbnail = document.createElement("img");
     thumbnail.src = URL.createObjectURL(image);
@@ -199,7 +225,7 @@ async function listExamples() {
     button.append(thumbnail);
     button.addEventListener("click", () => state.active.show(image));
     return button;
-  }));
+  });
   $("examples").replaceChildren(...buttons);
 }
 
@@ -235,7 +261,7 @@ function setUpAttention(attention) {
   if (!attention) return;
   $("layer").max = $("layer").value = attention.layers;
   $("head").max = attention.heads;
-  if (!attention.class_token) $("class-name").textContent = "the mean of the patches";
+  if (!attention.class_token) $("class-name").textContent = "where the patches look on average";
   const [rows, columns] = attention.grid;
   state.patch = Math.floor(rows / 2) * columns + Math.floor(columns / 2);
   const scale = 128 / Math.max(rows, columns);
@@ -249,6 +275,7 @@ async function begin() {
   state.model = model;
   $("model-name").textContent = `${model.name} · ${model.labels.length} classes`;
   document.title = `${model.name} · vitreous explorer`;
+  document.querySelector("main").hidden = false;
   fillCard(model);
   setUpAttention(model.attention);
   state.stages = [new Stage("A", model, events)];
@@ -263,7 +290,11 @@ async function begin() {
   $("shoot").addEventListener("click", shoot);
   $("camera-off").addEventListener("click", closeCamera);
   listenForImages();
-  await draw();
+  state.active.status.textContent = "The model is warming up…";
+  await api.untilReady();
+  state.active.status.textContent = "";
+  if (state.examples.length && !state.active.turn) await state.active.show(state.examples[0]);
+  else await draw();
   document.body.dataset.ready = "yes";
 }
 

@@ -14,7 +14,7 @@ export function colour(share, alpha = 1) {
 export function drawMap(canvas, values, grid, { over = false, low = 0, high = null } = {}) {
   const context = canvas.getContext("2d");
   const [rows, columns] = grid;
-  const most = high ?? Math.max(1e-9, ...values);
+  const most = high ?? Math.max(low + 1e-9, ...values);
   const edge = (count, size, index) => Math.round((index * size) / count);
   for (let row = 0; row < rows; row++) {
     for (let column = 0; column < columns; column++) {

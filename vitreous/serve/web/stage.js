@@ -11,6 +11,7 @@ export class Stage {
     const copy = document.getElementById("stage-template").content.cloneNode(true);
     this.element = copy.querySelector(".stage");
     this.canvas = copy.querySelector("canvas");
+    this.element.classList.toggle("plain", !model.attention);
     this.status = copy.querySelector(".status");
     this.list = copy.querySelector(".predictions");
     this.model = model;
@@ -20,6 +21,7 @@ export class Stage {
     this.seen = null; // the pixels that the model sees
     this.cache = new Map();
     this.turn = 0;
+    this.label = null; // the class whose map is shown
     copy.querySelector("h2").textContent = `Image ${name}`;
     const [height, width] = model.preprocessing.image_size;
     const scale = LONGEST / Math.max(height, width);
@@ -58,13 +60,16 @@ export class Stage {
     this.status.textContent = "Working…";
     this.events.problem(null);
     try {
+      api.checkSize(image, this.model.limits.bytes);
       const [prediction, seen] = await Promise.all([api.predict(image), api.preprocess(image)]);
       const bitmap = await createImageBitmap(seen);
       if (turn !== this.turn) return;
       [this.image, this.seen] = [image, bitmap];
       this.cache.clear();
+      this.label = prediction.top[0].label;
       this.status.textContent = "";
       this.#list(prediction);
+      this.element.dataset.shown = turn;
       this.events.changed();
     } catch (error) {
       if (turn !== this.turn) return;
@@ -75,15 +80,21 @@ export class Stage {
 
   #list(prediction) {
     const rows = prediction.top.map(({ label, probability }) => {
-      const row = document.createElement("li");
-      const share = `${(100 * probability).toFixed(1)} %`;
+      const item = document.createElement("li");
+      const row = part("button", "row", "");
+      row.type = "button";
+      row.disabled = !this.model.attention;
+      row.dataset.label = label;
+      row.addEventListener("click", () => this.events.label(this, label));
+      const share = `${(100 * probability).toFixed(1)}\u00a0%`;
       row.append(part("span", "name", label), part("span", "share", share));
       const track = part("div", "track", "");
       const bar = part("div", "bar", "");
       bar.style.width = `${100 * probability}%`;
       track.append(bar);
       row.append(track);
-      return row;
+      item.append(row);
+      return item;
     });
     this.list.replaceChildren(...rows);
     const labels = prediction.labels?.join(", ") || prediction.label;
@@ -118,8 +129,26 @@ export class Stage {
     return Array.from({ length: found.shape[0] }, (_, head) => rowOf(found, head, query, prefix, patches));
   }
 
+  /** Return what speaks for the chosen class, from memory where it is there. */
+  relevance() {
+    const key = `label ${this.label}`;
+    if (!this.cache.has(key)) {
+      const asked = api.relevance(this.image, this.model.labels.indexOf(this.label));
+      asked.catch(() => this.cache.delete(key));
+      this.cache.set(key, asked);
+    }
+    return this.cache.get(key);
+  }
+
+  /** Mark the class whose map is shown, if one is. */
+  mark(shown) {
+    for (const row of this.list.querySelectorAll(".row")) {
+      row.setAttribute("aria-pressed", String(shown && row.dataset.label === this.label));
+    }
+  }
+
   /** Draw the image, and a map over it if there is one; return the map's largest value. */
-  draw(values, { frame = null } = {}) {
+  draw(values, { frame = null, low = 0 } = {}) {
     const context = this.canvas.getContext("2d");
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     const grid = this.model.attention?.grid;
@@ -127,7 +156,7 @@ export class Stage {
     if (this.seen) {
       context.imageSmoothingEnabled = this.seen.width > 64;
       context.drawImage(this.seen, 0, 0, this.canvas.width, this.canvas.height);
-      if (values) most = drawMap(this.canvas, values, grid, { over: true });
+      if (values) most = drawMap(this.canvas, values, grid, { over: true, low });
     }
     if (grid) drawGrid(this.canvas, grid);
     if (grid && this.seen && frame !== null) drawFrame(this.canvas, grid, frame);
