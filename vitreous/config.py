@@ -258,6 +258,8 @@ class TrainConfig:
     """Also log to Weights & Biases."""
     mlflow: bool = False
     """Also log to MLflow."""
+    thumbnails: int = 0
+    """How many small pictures of the training data to seal with the model, for the explorer: up to 16."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -464,6 +466,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("resolutions", "corruptions"),
     ),
     "hardware": ("micro_batch", "workers", "precision", "pixels", "compile", "checkpointing", "shard"),
-    "logging and file": ("save_every", "keep", "cache", "tensorboard", "wandb", "mlflow"),
+    "logging and file": ("save_every", "keep", "cache", "thumbnails", "tensorboard", "wandb", "mlflow"),
 }
 """The options of the large configs, as `--help` shows them: the few that matter first."""

@@ -2,7 +2,10 @@
 
 import io
 import warnings
+from base64 import b64encode
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -130,3 +133,19 @@ def test_metrics_count_what_happened(digits: Classifier, image: bytes) -> None:
     assert 'vitreous_requests_total{route="other",status="404"} 1.0' in text
     assert 'vitreous_images_total{outcome="answered"} 1.0' in text
     assert "vitreous_images_inside 0.0" in text and "vitreous_ready 1.0" in text
+
+
+def test_examples_are_the_models_own(digits: Classifier, image: bytes) -> None:
+    """Names of classes are anybody's text: they come back as they are, and lead nowhere else."""
+    entries = [
+        {"label": label, "image": b64encode(image).decode()} for label in ("a/../b?", "<i>", "x" * 500)
+    ]
+    own = replace(digits, about={"examples": [*entries, {"label": "no picture", "image": "aGVsbG8="}]})
+    with client(own) as made:
+        names = made.get("/examples").json()
+        assert names == ["1-a/../b?.png", "2-<i>.png", f"3-{'x' * 60}.png"]
+        for name in names:
+            answer = made.get(f"/examples/{quote(name, safe='')}")
+            assert (answer.content, answer.headers["Content-Type"]) == (image, "image/png")
+        assert made.get("/examples/4-no picture.png").status_code == 404
+        assert "examples" not in made.get("/model").json()["about"]

@@ -76,6 +76,7 @@ ELSEWHERE = {
     "out": "training/test_loop.py::test_the_command_line_trains_and_reports",
     "workers": "training/test_results.py::test_every_evaluation_uses_the_workers_of_the_run",
     "micro_batch": "training/test_memory.py::test_out_of_memory_takes_smaller_parts",
+    "thumbnails": "training/test_thumbnails.py::test_training_seals_what_the_explorer_shows",
     "on_nan": "training/test_refusal.py::test_rollback_leaves_the_batch_out",
     "tune": "training/test_finetune.py::test_each_way_to_tune_learns_and_seals_an_ordinary_model",
     **dict.fromkeys(

@@ -41,6 +41,7 @@ CPU = parallel.World(device=torch.device("cpu"))
         ("warmup", (-0.1, 1.1, float("nan")), 1.0),
         ("weight_decay", (-0.1, float("nan")), 0.0),
         ("clip", (-1.0, float("inf")), 0.0),
+        ("thumbnails", (-1, 17), 16),
     ],
 )
 def test_numbers_that_no_training_can_use(

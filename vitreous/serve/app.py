@@ -283,11 +283,10 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
 def _page_routes(app: FastAPI, service: Service) -> None:
     page = resources.files("vitreous.serve") / "web"
     index = (page / "index.html").read_bytes()
-    preprocessing = service.classifier.preprocess.preprocessing
 
     async def made() -> dict[str, tuple[str, bytes]]:
         # In a thread: the first time, a library is imported for it that takes seconds
-        return await asyncio.to_thread(examples, preprocessing.channels, preprocessing.image_size)
+        return await asyncio.to_thread(examples, service.classifier)
 
     @app.get("/", include_in_schema=False)
     async def explorer() -> Response:
@@ -297,7 +296,7 @@ def _page_routes(app: FastAPI, service: Service) -> None:
     async def example_names() -> Response:
         return _json(list(await made()))
 
-    @app.get("/examples/{name}", include_in_schema=False)
+    @app.get("/examples/{name:path}", include_in_schema=False)
     async def example(name: str) -> Response:
         found = (await made()).get(name)
         if found is None:

@@ -1,4 +1,5 @@
-"""Images to try the page with, from scikit-learn's own files: photographs, or digits for small models."""
+"""Images to try the page with: those that were sealed with the model, else scikit-learn's photographs, or
+digits for small models."""
 
 import io
 from functools import cache
@@ -6,13 +7,29 @@ from importlib import resources
 
 from PIL import Image
 
+from vitreous.data import thumbnails
+from vitreous.predict import Classifier
+
 DIGIT_SIZE = 32
 LONGEST = 640
+LONGEST_NAME = 60
+
+
+def examples(classifier: Classifier) -> dict[str, tuple[str, bytes]]:
+    """Return example images by name, each its media type and bytes: the model's own, if it has some."""
+    own = thumbnails.read(classifier.about)
+    if own:
+        return {
+            f"{number}-{label[:LONGEST_NAME]}.{form.lower()}": (f"image/{form.lower()}", data)
+            for number, (label, form, data) in enumerate(own, start=1)
+        }
+    preprocessing = classifier.preprocess.preprocessing
+    return bundled(preprocessing.channels, preprocessing.image_size)
 
 
 @cache
-def examples(channels: int, image_size: tuple[int, int]) -> dict[str, tuple[str, bytes]]:
-    """Return example images by name, each its media type and bytes: digits for models of small images."""
+def bundled(channels: int, image_size: tuple[int, int]) -> dict[str, tuple[str, bytes]]:
+    """Return example images that come with the program: digits for models of small images."""
     if channels == 1 or max(image_size) <= DIGIT_SIZE:
         return _digits(image_size)
     return _photographs()

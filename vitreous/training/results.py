@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vitreous import checkpoint, files, parallel
-from vitreous.data import Dataset, Split
+from vitreous.data import Dataset, Split, thumbnails
 from vitreous.evals.outputs import Inference
 from vitreous.models import cost
 from vitreous.models.weights import Weights
@@ -110,6 +110,10 @@ def conclude(training: "Training") -> Result:
     weights.about["results"] = {name: results[name] for name in ("val", "test") if name in results}
 
     def write() -> None:
+        if training.options.thumbnails:
+            split, channels = training.dataset.splits["train"], plan.preprocessing.channels
+            made = thumbnails.make(split, training.dataset.labels, training.options.thumbnails, channels)
+            weights.about[thumbnails.ENTRY] = made
         checkpoint.write(weights, best)
         files.write_json(run / "evaluation.json", document)
         files.write_text(run / "model_card.md", card.write(training, results))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, TrainConfig
-from vitreous.data import Dataset, Split, require_readable
+from vitreous.data import Dataset, Split, require_readable, thumbnails
 from vitreous.data.bad import noted, nothing_to_learn
 from vitreous.data.images import ArrayImages, is_utf8, printable
 from vitreous.data.pictures import said
@@ -26,25 +26,14 @@ from vitreous.training.recipes import Recipe
 
 # What may differ between the command that started a run and the one that goes on with it.
 FREE = {
-    *(
-        "out",
-        "extend",
-        "find_lr",
-        "device",
-        "pixels",
-        "workers",
-        "micro_batch",
-        "compile",
-        "checkpointing",
-        "shard",
-    ),
-    *("save_every", "keep", "on_nan", "data_root", "tensorboard", "wandb", "mlflow"),
+    *("out", "extend", "find_lr", "device", "pixels", "workers", "micro_batch", "compile", "checkpointing"),
+    *("shard", "save_every", "keep", "thumbnails", "on_nan", "data_root", "tensorboard", "wandb", "mlflow"),
 }
 
 
 LEAST = {
     **dict.fromkeys(("epochs", "batch_size", "micro_batch", "save_every", "keep", "repeats"), 1),
-    **dict.fromkeys(("seed", "warmup", "weight_decay", "clip"), 0),
+    **dict.fromkeys(("seed", "warmup", "weight_decay", "clip", "thumbnails"), 0),
 }
 """The smallest value that an option may have."""
 
@@ -61,6 +50,10 @@ def check_options(options: TrainConfig) -> None:
             raise OptionError(
                 "--find-lr sweeps for a new run and --extend goes on with one: give one of them"
             )
+    if options.thumbnails > thumbnails.MOST:
+        raise OptionError(
+            f"--thumbnails {options.thumbnails} is out of range: give {thumbnails.MOST} or fewer"
+        )
     if options.lr is not None and not 0.0 < options.lr < math.inf:
         raise OptionError(f"--lr {options.lr} is out of range: give more than 0, such as 1e-3")
     if options.warmup is not None and options.warmup > 1.0:

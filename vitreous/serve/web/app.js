@@ -218,8 +218,8 @@ async function listExamples() {
     const button = document.createElement("button");
     const thumbnail = document.createElement("img");
     thumbnail.src = URL.createObjectURL(image);
-    thumbnail.alt = name.replace(/\.\w+$/, "").replace("-", " ");
-    if (name.startsWith("digit")) thumbnail.className = "pixelated";
+    thumbnail.alt = name.replace(/\.\w+$/, "").replace(/^\d+-/, "").replace("-", " ");
+    if (name.endsWith(".png")) thumbnail.className = "pixelated"; // a few pixels each
     button.type = "button";
     button.title = thumbnail.alt;
     button.append(thumbnail);

@@ -1,0 +1,75 @@
+"""A few small pictures of a data set, as a sealed file holds them: made where the user allows it, and read
+with limits.
+
+They are there to be looked at; no prediction depends on them.
+"""
+
+import base64
+import binascii
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitreous.data.decode import open_header
+from vitreous.data.split import Split
+from vitreous.errors import DataError
+
+ENTRY = "examples"
+"""Where they are in what a sealed file records about its model."""
+MOST = 16
+SIDE = 96
+"""Pixels of the longer side; smaller pictures stay as they are."""
+LOSSLESS = 32
+"""Up to this side a picture is stored as PNG: a JPEG would show its own squares."""
+MOST_BYTES = 32_768
+"""Of one encoded picture."""
+
+
+def make(split: Split, labels: Sequence[str], count: int, channels: int) -> list[dict[str, str]]:
+    """Return thumbnails of a split, one class after the other; images that can't be read are passed over."""
+    firsts = split.targets.argmax(1) if split.targets.ndim == 2 else split.targets
+    turns = np.zeros(len(firsts), int)  # how many of its class came before an image
+    for label in np.unique(firsts):
+        turns[firsts == label] = np.arange((firsts == label).sum())
+    found: list[dict[str, str]] = []
+    for index in np.lexsort((firsts, turns)).tolist():
+        if len(found) == min(count, MOST):
+            break
+        try:
+            data = _encoded(split.read(index, channels if channels in (1, 3, 4) else 3))
+        except DataError:
+            continue
+        label = labels[int(firsts[index])] if labels else ""
+        found.append({"label": label, "image": base64.b64encode(data).decode()})
+    return found
+
+
+def read(about: Mapping[str, Any]) -> list[tuple[str, str, bytes]]:
+    """Return the label, format and bytes of each thumbnail; what is none is passed over."""
+    entries = about.get(ENTRY)
+    found = []
+    for entry in entries[:MOST] if isinstance(entries, list) else []:
+        try:
+            label, text = entry["label"], entry["image"]
+            if not isinstance(label, str) or not isinstance(text, str) or len(text) > 4 * MOST_BYTES // 3 + 4:
+                continue
+            data = base64.b64decode(text, validate=True)
+            form = open_header(data, max_pixels=SIDE * SIDE).format
+        except (TypeError, KeyError, binascii.Error, DataError):
+            continue
+        if form in ("JPEG", "PNG"):
+            found.append((label, form, data))
+    return found
+
+
+def _encoded(image: Image.Image) -> bytes:
+    image.thumbnail((SIDE, SIDE))
+    held = io.BytesIO()
+    if max(image.size) <= LOSSLESS or image.mode == "RGBA":
+        image.save(held, "PNG", optimize=True)
+    else:
+        image.save(held, "JPEG", quality=85)
+    return held.getvalue()
