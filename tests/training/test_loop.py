@@ -85,7 +85,8 @@ def test_five_steps_by_hand(data: str, tmp_path: Path) -> None:
     result = train(data, saving, make_objective=in_double(seen))
 
     torch.manual_seed(0)
-    model = zoo.build(plan_of(tmp_path).architecture).double()
+    plan = plan_of(tmp_path)
+    model = zoo.build(plan.architecture, plan.initialization).double()
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
     losses = []
     for t, batch in enumerate(seen, start=1):

@@ -36,7 +36,7 @@ def moved(data: str, out: Path, **changes: Any) -> dict[str, Tensor]:
     """Return how one step of gradient descent on all images moves each tensor, over the learning rate."""
     train(data, replace(PLAIN, out=str(out), **{"batch_size": 96, "lr": 0.1, "warmup": 0.0, **changes}))
     torch.manual_seed(0)
-    start = zoo.build(plan_of(out).architecture).state_dict()
+    start = zoo.build(plan_of(out).architecture, plan_of(out).initialization).state_dict()
     return {name: (value - start[name]) / 0.1 for name, value in weights(out).items()}
 
 

@@ -234,7 +234,7 @@ def test_how_it_is_computed_reaches_the_hardware(
 def test_pixels_are_kept_where_they_are_asked_for(
     photos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: Any, kind: type
 ) -> None:
-    """Of training, of validation and of the last evaluation; a CPU keeps them as they are, unless asked."""
+    """Of training, of validation and of both evaluations at the end; a CPU keeps them, unless asked."""
     made: list[Any] = []
 
     def spy(*arguments: Any, **options: Any) -> Any:
@@ -243,7 +243,7 @@ def test_pixels_are_kept_where_they_are_asked_for(
 
     monkeypatch.setattr(loaders, "make_loader", spy)
     train(photos, replace(BASE, out=str(tmp_path), epochs=1, pixels=asked))
-    assert [type(loader) for loader in made] == [kind] * 3
+    assert [type(loader) for loader in made] == [kind] * 4
 
 
 def test_data_root_is_where_data_is_looked_for(photos: str, tmp_path: Path) -> None:
