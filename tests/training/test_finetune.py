@@ -295,8 +295,8 @@ def test_several_labels_from_training_to_prediction(
     digits_file: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    arguments = ["finetune", str(digits_file), str(pairs), "--out", str(out), "--epochs", "60"]
-    arguments += ["--lr", "3e-3", "--recipe", "none", "--augment", "none", "--device", "cpu"]
+    arguments = ["finetune", str(digits_file), str(pairs), "--out", str(out), "--epochs", "30"]
+    arguments += ["--lr", "6e-3", "--recipe", "none", "--augment", "none", "--device", "cpu"]
     assert cli.main(arguments) == 0
     results = json.loads((out / "results.json").read_text())
     assert results["test"]["mean_average_precision"] > 0.6
