@@ -27,6 +27,8 @@ LOOP_SECONDS = 0.03
 """How long the event loop computes at a stretch before it looks at its sockets again."""
 CROWDED_SECONDS = (10.0, 300.0)
 """How long one image has one core after several were slower than one: at first, and at most."""
+MEASURED_SECONDS = 0.05
+"""How long each batch size is tried at least: a shorter look can lie within one hiccup of the machine."""
 PAYS = 0.95
 """A larger batch must bring the time of an image below this share of what it was."""
 Compute = Callable[[Sequence[Prepared]], Tensor]
@@ -213,8 +215,8 @@ class Batcher:
             torch.set_num_threads(threads)
             self.compute(pictures)
             begun.wait()
-            times = []
-            for _ in range(3):
+            times: list[float] = []
+            while len(times) < 3 or sum(times) < MEASURED_SECONDS:
                 start = time.perf_counter()
                 self.compute(pictures)
                 times.append(time.perf_counter() - start)
