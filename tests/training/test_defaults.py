@@ -178,9 +178,13 @@ def test_small_images_that_a_gpu_sees_often(
 
 def test_a_plain_vit_starts_mimetic_from_scratch() -> None:
     """The rule of docs/train.md; what has no such start is refused where it was asked for."""
-    assert choose(TrainConfig(), DIGITS).initialization == "mimetic"
+    assert choose(TrainConfig(), PHOTOS).initialization == "mimetic"
     assert choose(TrainConfig(model="ViT-S/16"), PHOTOS).initialization == "mimetic"
-    assert choose(TrainConfig(initialization="paper"), DIGITS).initialization == "paper"
+    assert choose(TrainConfig(initialization="paper"), PHOTOS).initialization == "paper"
+    assert choose(TrainConfig(), DIGITS).initialization == "paper"
+    for side, start in ((40, "paper"), (48, "mimetic")):
+        plan = choose(TrainConfig(image_size=(side,), patch_size=(8,)), PHOTOS)
+        assert plan.initialization == start
     for other in ("BiT-R50x1", "R50+ViT-B/16"):
         assert choose(TrainConfig(model=other), PHOTOS).initialization == "paper"
     with pytest.raises(OptionError, match="a ResNet has no attention"):

@@ -23,7 +23,7 @@ EVERYTHING: dict[str, Any] = {
     **{"binary_targets": True, "balance": "loss", "seed": 3, "fit": "stretch", "drop_path": 0.2},
     **{"augment": "none", "crop_scale": (0.4, 0.9), "flip": 0.4, "randaugment": (1, 7), "erase": 0.3},
     **{"three_augment": True, "color_jitter": 0.2, "mixup": 0.4, "cutmix": 0.5, "mix_probability": 0.8},
-    **{"repeats": 2, "epochs": 2, "batch_size": 12, "patch_size": (2,), "initialization": "paper"},
+    **{"repeats": 2, "epochs": 2, "batch_size": 12, "patch_size": (2,), "initialization": "mimetic"},
 }
 
 

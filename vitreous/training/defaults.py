@@ -17,6 +17,8 @@ from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
 from vitreous.training.recipes import SHORT, Recipe
 
 Value = TypeVar("Value")
+MIMETIC_PATCHES = 36
+"""From so many patches on a ViT starts as trained ones turn out: on a smaller grid all is near."""
 FITS: dict[str, Resize] = {"cover": "cover", "pad": "pad", "stretch": "exact"}
 
 
@@ -239,8 +241,9 @@ def _initialization(
             raise OptionError("--initialization mimetic is for ViTs: a ResNet has no attention")
         return "paper"
     plain = model.stem is None and model.frames is None and model.positions in ("learned", "sincos2d")
-    if not plain:
-        return pick("initialization", options.initialization, "paper", "no plain ViT")
+    if not plain or model.patches < MIMETIC_PATCHES:
+        reason = f"{model.patches} patches: too few to tell near from far" if plain else "no plain ViT"
+        return pick("initialization", options.initialization, "paper", reason)
     return pick("initialization", options.initialization, "mimetic", "attention starts local, as it ends")
 
 
