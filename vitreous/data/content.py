@@ -6,7 +6,6 @@ A file's hash is remembered by its path, size and times of change, so that an un
 
 import hashlib
 import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,6 +18,8 @@ from vitreous.files import cache_root
 SIZE = 16
 REMEMBER_FROM = 256
 """Fewer files are hashed again faster than it is worth a file."""
+ALONE = 1 << 14
+"""Bytes of pixels below which an image is hashed faster than it is handed to another thread."""
 
 
 def digest(data: bytes) -> bytes:
@@ -29,8 +30,11 @@ def digest(data: bytes) -> bytes:
 def digests(images: Images) -> np.ndarray:
     """Return uint8 (N, 16): each image's content hash."""
     if isinstance(images, ArrayImages):
-        hashed: Iterable[bytes] = (digest(images.data(i)) for i in range(len(images)))
-        return _rows(list(hashed))
+        numbers = range(len(images))
+        if images.pixels[:1].nbytes < ALONE:
+            return _rows([digest(images.data(i)) for i in numbers])
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing lets go of the interpreter
+            return _rows(list(pool.map(lambda i: digest(images.data(i)), numbers, chunksize=64)))
     keys = _keys(images)
     known = _remembered(images) if len(images) >= REMEMBER_FROM else {}
     missing = [i for i, key in enumerate(keys) if key not in known]
