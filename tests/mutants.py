@@ -32,6 +32,8 @@ TESTS = {
     "training/finetune": ["training/test_recipes", "training/test_finetune"],
     "training/folder": [f"training/test_{name}" for name in ("folder", "earlier_versions", "options")],
     "training/gradients": [f"training/test_{name}" for name in ("memory", "meaning", "loop", "ranks")],
+    "training/head": ["training/test_head"],
+    "training/initial": ["training/test_initial"],
     "training/journal": ["training/test_journal", "training/test_refusal"],
     "training/loaders": [f"training/test_{name}" for name in ("loaders", "results", "meaning", "loop")],
     "training/log": ["training/test_log", "training/test_loop", "training/test_refusal"],
@@ -50,6 +52,7 @@ TESTS = {
     "training/signals": ["training/test_signals"],
     "training/state": [f"training/test_{name}" for name in ("average", "loop", "kills", "refusal")],
     "training/step": [f"training/test_{name}" for name in ("loop", "meaning", "refusal")],
+    "training/transfer": ["training/test_initial"],
     "training/tuning": ["training/test_tuning"],
     "objectives/__init__": ["training/test_results", "test_objectives"],
     "objectives/supervised": ["test_objectives", "training/test_results", "training/test_meaning"],
@@ -169,6 +172,7 @@ def _run(arguments: list[str], copy: Path, limit: float) -> int:
     child = os.fork()
     if child == 0:
         os.setsid()  # what it starts ends with it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         silent = os.open(os.devnull, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(silent, stream)
@@ -178,14 +182,18 @@ def _run(arguments: list[str], copy: Path, limit: float) -> int:
             del sys.modules[name]  # those of the copy are meant
         os._exit(int(pytest.main(arguments)))
     until = time.monotonic() + limit
-    while time.monotonic() < until:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return 1
+    try:
+        while time.monotonic() < until:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                child = 0
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
+        return 1
+    finally:  # also when this process is told to stop: a mutant may loop for ever
+        if child:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def main() -> None:
@@ -199,6 +207,7 @@ def main() -> None:
     parser.add_argument("--trust", action="store_true", help="don't run the tests without a mutant first")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
     found = [mutant for module in TESTS if options.only in module for mutant in mutants(module)]
