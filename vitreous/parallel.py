@@ -163,11 +163,15 @@ def prepare(
     compile: config.Compile = "none",
     checkpointing: bool = False,
     precision: config.Precision = "float32",
+    frozen: Sequence[nn.Module] = (),
 ) -> nn.Module:
     """Move the module to its device and return what to call in its place: itself, or its DDP wrapper.
 
-    The order matters: checkpointing inside compilation inside sharding.
+    `frozen` are modules that it calls and that don't learn: they are moved and compiled with it. The order
+    matters: checkpointing inside compilation inside sharding.
     """
+    for each in frozen:
+        each.to(world.device)
     module.to(world.device)
     if not shard and sum(isinstance(part, nn.Conv2d) for part in module.modules()) > 1:
         module.to(memory_format=torch.channels_last)  # a ResNet's convolutions: 1.2 times as fast on a CPU
@@ -179,7 +183,7 @@ def prepare(
             "high"
         )  # the few float32 products left are not worth full precision
     if compile == "blocks":
-        for block in blocks(module):
+        for block in [each for part in (module, *frozen) for each in blocks(part)]:
             block.compile()
     elif compile == "whole":
         module.compile()
@@ -363,6 +367,6 @@ def matrix_rate(device: torch.device, precision: config.Precision, *, seconds: f
     return 2.0 * side**3 / best
 
 
-def utilization(images_per_second: float, flops_per_image: int, rate: float) -> float:
+def utilization(images_per_second: float, flops_per_image: int, rate: float, passes: float = 3.0) -> float:
     """Return MFU: the share of the matrix rate that forward and backward (3 times forward) make use of."""
-    return images_per_second * 3 * flops_per_image / rate
+    return images_per_second * passes * flops_per_image / rate

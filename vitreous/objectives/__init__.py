@@ -35,6 +35,8 @@ class Objective(nn.Module):
     model: Model
     views = 1
     """How many differently augmented copies of each image `forward` is given (`Batch.views`)."""
+    frozen: Sequence[nn.Module] = ()
+    """Modules that compute for it and learn nothing, such as a teacher: compiled with it, never saved."""
     headline = "loss"
     """The figure that the model card shows first."""
 

@@ -144,6 +144,7 @@ class Answers(Supervised):
         )
         self.class_weights = labels.class_weights
         self.teacher, self.hard, self.temperature, self.share = teacher, hard, temperature, share
+        self.frozen = (teacher.model,)
         self.columns: Tensor
         self.register_buffer("columns", torch.tensor(columns), persistent=False)
 
@@ -184,6 +185,7 @@ class Features(Objective):
     def __init__(self, model: Model, teacher: Teacher, *, distance: Distance = "cosine") -> None:
         super().__init__()
         self.model, self.teacher, self.distance = model, teacher, distance
+        self.frozen = (teacher.model,)
         widths = zip(_widths(model), _widths(teacher.model), strict=True)
         self.to_vector, self.to_places = (nn.Linear(ours, theirs) for ours, theirs in widths)
 
