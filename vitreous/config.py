@@ -150,6 +150,9 @@ class TrainConfig:
     """A run folder or a sealed file: everything of its plan that no other option says otherwise."""
     model: str | None = None
     """A name of `vitreous models`, by timm or the paper; auto: a size that fits the data."""
+    init: str | None = None
+    """A trained model to start from: any CKPT, or none; auto: the bundled `tiny` for colour photographs that
+    are too few to learn from scratch, where no option says which model to train."""
     image_size: tuple[int, ...] | None = None
     """Height and width that the model sees; one number: a square."""
     patch_size: tuple[int, ...] | None = None
@@ -266,8 +269,9 @@ class TrainConfig:
 class FinetuneConfig(TrainConfig):
     """How a trained model is fitted to another task; else as in training."""
 
-    tune: str = "full"
-    """What learns: full, head, last:N (the head and the last N blocks), lora or lora:RANK."""
+    tune: str | None = None
+    """What learns: full, head, last:N (the head and the last N blocks), lora or lora:RANK; auto: full, or
+    with a time budget what it is enough for."""
     recipe: str | None = "auto"
     """paper: SGD with momentum, cosine, no decay; modern: AdamW with layer-wise decay; auto: by the number of
     images; none: only what the other options say; or a run folder or sealed file, to repeat its plan."""
@@ -275,6 +279,9 @@ class FinetuneConfig(TrainConfig):
     """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
     keep_head: bool = False
     """Keep the head's rows of classes that both know; else the head starts at zero."""
+    fit_head: Literal["yes", "no"] | None = None
+    """Start with the head that logistic regression on the frozen features gives, instead of zeros; auto:
+    where time decides what learns."""
     heads: int | None = field(default=None, metadata=NOT_GIVEN)
     """Attention heads, for bare weights of a shape that nobody published."""
 
@@ -441,7 +448,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("model", "match", "init", "tune", "recipe", "method", "split", "image_size"),
         *("epochs", "time_budget", "extend", "batch_size", "lr", "out", "seed", "device"),
     ),
-    "model": ("patch_size", "drop_path", "initialization", "keep_head", "heads", "layer", "pooling"),
+    "model": (
+        "patch_size",
+        "drop_path",
+        "initialization",
+        "keep_head",
+        "fit_head",
+        "heads",
+        "layer",
+        "pooling",
+    ),
     "data and augmentation": (
         *("data_root", "train_limit", "balance", "augment", "resize", "crop_scale", "crop_ratio", "flip"),
         *(

@@ -48,7 +48,7 @@ MODEL = Pretrained(
 def planned(images: int, **options: Any) -> Plan:
     """Return the plan of a fine-tuning on a CPU."""
     config = FinetuneConfig(device="cpu", **options)
-    facts, model = replace(FACTS, images=images), replace(MODEL, tune=config.tune)
+    facts, model = replace(FACTS, images=images), replace(MODEL, tune=config.tune or "full")
     return choose(config, facts, model, recipes.for_finetuning(config, images, gpu=False))
 
 

@@ -93,6 +93,8 @@ ELSEWHERE = {
     "data_root": "training/test_options.py::test_data_root_is_where_data_is_looked_for",
     "train_limit": "training/test_finetune.py::test_train_limit_is_how_many_images_take_part",
     "keep_head": "training/test_finetune.py::test_keep_head_keeps_the_rows_of_classes_that_both_know",
+    "init": "training/test_initial.py::test_few_colour_photographs_start_from_tiny",
+    "fit_head": "training/test_head.py::test_a_run_starts_with_it",
     "heads": "training/test_finetune.py::test_heads_are_those_of_bare_weights",
     **dict.fromkeys(
         ("match", "targets", "temperature", "teacher_share", "distance"),
@@ -224,7 +226,7 @@ def test_how_it_is_computed_reaches_the_hardware(
     run(data, tmp_path, epochs=1, compile="whole", shard=True, checkpointing=True, precision="bf16")
     assert asked == {
         **{"compile": "whole", "shard": True, "checkpointing": True},
-        **{"precision": "bf16", "device": "cpu"},
+        **{"precision": "bf16", "device": "cpu", "frozen": ()},
     }
 
 

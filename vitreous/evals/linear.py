@@ -22,6 +22,19 @@ def evaluate(
     train: Part, validation: Part, test: Part, classes: int, metric: metrics.Name = "accuracy"
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Choose λ on the validation part, fit again on both; return the figures, and scores of the test part."""
+    best, tried = choose(train, validation, classes, metric)
+    both = (np.concatenate([train[0], validation[0]]), np.concatenate([train[1], validation[1]]))
+    figures = {
+        "strength": best,
+        "validation": {f"{strength:.1e}": value for strength, value in tried.items()},
+    }
+    return figures, scores(test[0], fit(*both, classes, best))
+
+
+def choose(
+    train: Part, validation: Part, classes: int, metric: metrics.Name = "accuracy"
+) -> tuple[float, dict[float, float]]:
+    """Return the λ whose fit to the training part is best on the validation part, and all that were tried."""
     measure = metrics.METRICS[metric]
     tried: dict[float, float] = {}
     weights = None
@@ -34,12 +47,7 @@ def evaluate(
     best = _settle(
         tried, lambda strength: measure(scores(validation[0], fit(*train, classes, strength)), validation[1])
     )
-    both = (np.concatenate([train[0], validation[0]]), np.concatenate([train[1], validation[1]]))
-    figures = {
-        "strength": best,
-        "validation": {f"{strength:.1e}": value for strength, value in tried.items()},
-    }
-    return figures, scores(test[0], fit(*both, classes, best))
+    return best, tried
 
 
 def _settle(tried: dict[float, float], exact: Callable[[float], float]) -> float:

@@ -12,7 +12,7 @@ results    what a run leaves behind
 from vitreous.training.callbacks import Callbacks
 from vitreous.training.distill import distill
 from vitreous.training.finetune import finetune, suite
-from vitreous.training.loop import train
+from vitreous.training.initial import train
 from vitreous.training.results import Result
 
 __all__ = ["Callbacks", "Result", "distill", "finetune", "suite", "train"]

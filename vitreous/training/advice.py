@@ -58,7 +58,8 @@ def _fit(results: Mapping[str, Any], plan: Plan, headline: str) -> str:
     if headline != "accuracy":
         figures = f"{headline.replace('_', ' ')} {known:.1%} on training images, {others:.1%} on {split}"
     if known - others > GAP:
-        return f"overfitting ({figures}): try {_harder(plan)}, more images, or `vitreous finetune`"
+        start = "" if plan.init else ", or a trained model to start from (--init)"
+        return f"overfitting ({figures}): try {_harder(plan)}, more images{start}"
     if known < LEARNED:
         return f"underfitting ({figures}): try {_longer(plan)}, or {_easier(plan)}"
     return ""
@@ -77,14 +78,16 @@ def _easier(plan: Plan) -> str:
         return "--tune lora" if plan.tune == "head" else "--tune full"
     if plan.augment.mixup or plan.augment.cutmix:
         return "--mixup 0 --cutmix 0"
-    return "a larger --model"
+    return "a larger model to start from" if plan.init else "a larger --model"
 
 
 def _harder(plan: Plan) -> str:
-    """Return what makes training images harder to know by heart."""
+    """Return what makes training images harder to know by heart, or lets more than the head learn."""
     options = []
+    if plan.tune == "head":
+        return _longer(plan)
     if not plan.augment.mixup and not plan.augment.cutmix:
         options.append("--augment strong")
     if plan.tune == "full" and plan.architecture.kind == "vit" and plan.architecture.drop_path < 0.1:
         options.append("--drop-path 0.1")
-    return " ".join(options) or "a smaller --model"
+    return " ".join(options) or ("--tune lora" if plan.init else "a smaller --model")

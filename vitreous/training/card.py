@@ -76,7 +76,7 @@ def _recipe(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
             value = {key: each for key, each in value.items() if each != nothing[key] and each is not None}
         elif name == "time_budget" and value is not None:
             value = console.duration(value)
-        if value is not None and value != {} and value is not False:
+        if value not in (None, "", {}) and value is not False:
             yield name, _value(value)
 
 

@@ -48,7 +48,9 @@ class Pretrained:
 
     architecture: Architecture
     preprocessing: Preprocessing
+    source: str = ""
     tune: str = "full"
+    fit_head: bool = False
 
 
 class _Chooser:
@@ -103,7 +105,9 @@ def choose(
         preprocessing=preprocessing,
         objective=task.objective,
         settings=task.settings,
+        init="" if pretrained is None else pretrained.source,
         tune="full" if pretrained is None else pretrained.tune,
+        fit_head=pretrained is not None and pretrained.fit_head,
         initialization=_initialization(options, model, pretrained is not None, pick),
         epochs=epochs,
         time_budget=budget,

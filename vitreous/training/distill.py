@@ -58,6 +58,8 @@ def _check(options: DistillConfig) -> None:
         raise OptionError(f"--teacher-share {share} is out of range: more than 0, at most 1")
     if not 0.0 < options.temperature < float("inf"):
         raise OptionError(f"--temperature {options.temperature} is out of range: give more than 0, such as 2")
+    if options.init is not None:
+        raise OptionError(f"--init {options.init} is for train: a student starts from scratch")
     if options.fit == "pad":
         raise OptionError("--fit pad hides patches from the student alone: a teacher needs cover or stretch")
 

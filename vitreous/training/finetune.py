@@ -18,7 +18,7 @@ from vitreous.evals import suite as suites
 from vitreous.models import adapt
 from vitreous.models.architecture import pair
 from vitreous.predict import load
-from vitreous.training import recipes, setup, tuning
+from vitreous.training import setup, tuning
 from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.defaults import Pretrained
 from vitreous.training.loop import train
@@ -32,42 +32,47 @@ def finetune(
     options: FinetuneConfig,
     dataset: Dataset | None = None,
     *,
+    by_train: bool = False,
     afterwards: float = 0.5,
     started: float | None = None,
     callbacks: Callbacks = NONE,
 ) -> Result:
-    """Fit the model at `source` to the data, or go on with a run that was stopped."""
+    """Fit the model at `source` to the data, or go on with a run that was stopped.
+
+    `by_train`: for `vitreous train`, where the time decides what learns, and at which image size.
+    """
     started = time.monotonic() if started is None else started
-    tuning.parse(options.tune)  # before anything is read or written
+    if options.tune is not None:
+        tuning.parse(options.tune)  # before anything is read or written
     if options.model is not None:
         raise OptionError(
             f"--model {options.model} is for training from scratch: the model to fine-tune is {source}"
         )
+    if options.init is not None:
+        raise OptionError(f"--init {options.init} is for train: the model to fine-tune is {source}")
     if dataset is None:
         dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
         if options.train_limit is not None:
             dataset = limit_training(dataset, options.train_limit, setup.seed(options))
-    images = len(dataset.splits["train"]) if "train" in dataset.splits else 0
     size = pair(options.image_size, "--image-size") if options.image_size else None
     patch = pair(options.patch_size, "--patch-size") if options.patch_size else None
     classifier = load(source, image_size=size, patch_size=patch, heads=options.heads)
     known = classifier.labels if options.keep_head else None
     changes = adapt.set_classes(classifier.model, len(dataset.labels), known, dataset.labels)
-    gpu = parallel.choose_device(options.device).type == "cuda"
-    recipe = recipes.for_finetuning(options, images, gpu)
     start = Start(
         source,
         Pretrained(
             architecture=classifier.model.config,
             preprocessing=classifier.preprocess.preprocessing,
-            tune=options.tune,
+            source=source,
+            tune=options.tune or "full",
+            fit_head=options.fit_head == "yes",
         ),
         dict(classifier.model.state_dict()),
-        recipe,
+        by_time=options.tune is None and (by_train or options.time_budget is not None),
+        by_train=by_train,
     )
     if parallel.is_main():
-        if recipe.reason:
-            console.note(f"recipe: {recipe.source} ({recipe.reason})")
         for line in changes:
             console.note(f"  {line}")
     about: dict[str, Any] = {"afterwards": afterwards, "started": started, "callbacks": callbacks}

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from vitreous import console
 from vitreous.errors import ResumeError
 
-DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none"}
+DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none", "tune": "full"}
 """What earlier versions wrote where the user gave nothing."""
 
 

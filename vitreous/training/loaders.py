@@ -12,6 +12,7 @@ from vitreous.config import Augment, TrainConfig
 from vitreous.data import Dataset, Loader, Split, make_loader
 from vitreous.data.device_store import fits
 from vitreous.data.images import ArrayImages
+from vitreous.evals.outputs import FEW
 from vitreous.training.plan import Plan
 from vitreous.training.setup import cores
 
@@ -44,9 +45,10 @@ def evaluation_loader(split: Split, plan: Plan, options: TrainConfig, world: par
     """Return a loader of a split to be evaluated: each image once."""
     pixels, _ = where(split, plan, options, world, None)
     batch = max(2 * plan.batch_size, world.size)
-    return make_loader(
-        split, batch_size=batch, training=False, **_common(split, plan, options, world, pixels)
-    )
+    settings = _common(split, plan, options, world, pixels)
+    if options.workers is None and world.device.type == "cpu" and len(split) <= FEW:
+        settings["workers"] = 0  # processes would take longer to start than they save
+    return make_loader(split, batch_size=batch, training=False, **settings)
 
 
 def _common(

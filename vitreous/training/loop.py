@@ -28,6 +28,7 @@ from vitreous.training import (
     clock,
     extension,
     find_lr,
+    head,
     loaders,
     refusal,
     results,
@@ -205,9 +206,10 @@ class Training:
         """Make the model inside its objective, on its device, the loaders, and what moves it."""
         plan, options, world = self.plan, self.options, self.world
         torch.manual_seed(plan.seed)
-        model = zoo.build(plan.architecture, plan.initialization)
-        if start is not None:
-            model.load_state_dict(dict(start.tensors))
+        if start is None:
+            model = zoo.build(plan.architecture, plan.initialization)
+        else:
+            model = start.model(plan.architecture)
             self.note(f"learning: {tuning.apply(model, plan.tune)}")
         self.objective = make_objective(model, plan, self.dataset)
         self.loader = loaders.training_loader(self.dataset, plan, options, world, views=self.objective.views)
@@ -221,7 +223,11 @@ class Training:
             compile=setup.compile_mode(options, world),
             checkpointing=options.checkpointing,
             precision=plan.precision,
+            frozen=self.objective.frozen,
         )
+        self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
+        if plan.fit_head and self.checkpoints.newest() is None:
+            head.fit(self.objective.model, self.dataset, plan.preprocessing, world)
         self.state = State(self.objective, plan, capturable=bool(self.lag))
         gradients = Gradients(
             module,
@@ -237,7 +243,6 @@ class Training:
             self.step = CapturedStep(gradients, self.state, clip=plan.clip)
         else:
             self.step = Step(gradients, self.state, clip=plan.clip, wait=not self.lag)
-        self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
 
     def close(self) -> None:
         """Let go of files and loaders: their workers end now, not when Python next looks for garbage, which
@@ -314,9 +319,10 @@ class Training:
                     break
             epoch += 1
         if self.validation is not None:
-            # An image that is only evaluated costs about a third of one that is trained on, and reading it.
+            # An image that is only evaluated costs one forward pass, and reading it.
+            part = min(1.0, 1.5 / tuning.passes(self.plan.architecture, self.plan.tune))
             share = len(self.validation.split) / gradients.images
-            self.clock.evaluation = 0.5 * self.clock.seconds_per_step * share
+            self.clock.evaluation = part * self.clock.seconds_per_step * share
         self._replan()
         epochs = f"{(self.position.steps - self.position.step) / self.loader.steps_per_epoch:.1f} epochs"
         self.note(f"epochs: {epochs} ({epochs} fit into {console.duration(budget)})")

@@ -50,8 +50,12 @@ class Plan:
     """The file of `objectives/` that is learned."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What that task alone needs, as plain JSON values."""
+    init: str = ""
+    """The trained model that it starts from, as it was named; none: from scratch."""
     tune: str = "full"
     """What of the model learns, as `tuning.parse` reads it."""
+    fit_head: bool = False
+    """Whether the head of a trained model starts as logistic regression on its features finds it."""
     initialization: Initialization = "paper"
     """How the model starts, where no trained one is taken."""
     epochs: int | None

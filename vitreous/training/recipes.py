@@ -85,7 +85,7 @@ def read(source: str) -> Recipe:
         )
     values = {name: value for name, value in plan.items() if name in NAMES and value is not None}
     values.setdefault("initialization", "paper")  # of runs before there was another
-    for name in ("architecture", "preprocessing", "reasons", "tune"):
+    for name in ("architecture", "preprocessing", "reasons", "init", "tune", "fit_head"):
         values.pop(name, None)
     if isinstance(values.get("augment"), dict):
         values["augment"] = Augment(**tuples(values["augment"]))
@@ -110,16 +110,16 @@ def for_small_images(batch_size: int | None, seconds: float | None) -> Recipe:
 
 def for_finetuning(options: FinetuneConfig, images: int, gpu: bool) -> Recipe:
     """Return the recipe that `--recipe` names, or that suits the number of images."""
-    name, reason = options.recipe or "auto", ""
+    name, reason, tune = options.recipe or "auto", "", options.tune or "full"
     if name == "auto":
-        name = "modern" if images < FEW or options.tune != "full" else "paper"
-        reason = f"{images:,} images" if options.tune == "full" else f"only {options.tune} learns"
+        name = "modern" if images < FEW or tune != "full" else "paper"
+        reason = f"{images:,} images" if tune == "full" else f"only {tune} learns"
     if name == "none":
         return Recipe()
     if name not in TABLE:
         return read(name)
     values = dict(TABLE[name])
-    kind, _ = tuning.parse(options.tune)
+    kind, _ = tuning.parse(tune)
     if name == "modern":
         batch = options.batch_size or _batch_size(images, gpu)
         values |= {"batch_size": batch, "lr": RATES[kind] * sqrt(batch / 256)}

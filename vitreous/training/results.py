@@ -139,7 +139,8 @@ def _speed(training: "Training") -> dict[str, Any]:
     if speed:
         flops = 2 * cost.flops(plan.architecture)  # the table counts multiply-adds
         rate = parallel.matrix_rate(world.device, plan.precision) * world.size
-        share = round(parallel.utilization(speed, flops, rate), 4)
+        passes = tuning.passes(plan.architecture, plan.tune)
+        share = round(parallel.utilization(speed, flops, rate, passes), 4)
     clock, seconds = training.clock, training.log.seconds
     waited = min(1.0, clock.waited / seconds) if seconds else None
     return {

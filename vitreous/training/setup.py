@@ -3,26 +3,29 @@
 import math
 import os
 import statistics
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitreous import checkpoint, console, files, parallel
-from vitreous.config import Augment, Compile, TrainConfig
+from vitreous.config import Augment, Compile, FinetuneConfig, TrainConfig
 from vitreous.data import Dataset, Split, require_readable, thumbnails
 from vitreous.data.bad import noted, nothing_to_learn
 from vitreous.data.images import ArrayImages, is_utf8, printable
 from vitreous.data.pictures import said
 from vitreous.errors import DataError, OptionError
-from vitreous.models import cost
+from vitreous.models import adapt, cost, zoo
+from vitreous.models.architecture import Architecture
+from vitreous.models.weights import Model
 from vitreous.options import command as command_line
-from vitreous.training import defaults, extension, folder, portability, recipes
+from vitreous.training import defaults, extension, folder, portability, recipes, transfer
 from vitreous.training.defaults import Facts, Pretrained
-from vitreous.training.plan import SUPERVISED, Plan, Task
-from vitreous.training.recipes import Recipe
+from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
 
 # What may differ between the command that started a run and the one that goes on with it.
 FREE = {
@@ -62,13 +65,26 @@ def check_options(options: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class Start:
-    """What a run starts from: a trained model fitted to the task, and the recipe for this kind of run."""
+    """What a run starts from: a trained model with a head for the task."""
 
     source: str
     """The checkpoint that it was read from."""
     pretrained: Pretrained
     tensors: Mapping[str, Tensor]
-    recipe: Recipe
+    by_time: bool = False
+    """Whether the time there is decides what of it learns."""
+    by_train: bool = False
+    """Whether `vitreous train` starts from it: then the time also decides at which image size, unless that
+    was given."""
+
+    def model(self, wanted: Architecture) -> Model:
+        """Build it with what the plan wants of it: another size, another stochastic depth."""
+        size = self.pretrained.architecture.image_size
+        model = zoo.build(replace(wanted, image_size=size))
+        model.load_state_dict(dict(self.tensors))
+        if wanted.image_size != size:
+            model.set_image_size(wanted.image_size)
+        return model
 
 
 def identity(
@@ -124,13 +140,10 @@ def agree_on_plan(
         for name, reason in plan.reasons.items():
             console.note(f"{name}: {_shown(plan, name)} ({reason})")
         console.note(f"converts to: {portability.describe(plan)}")
-        arguments = (
-            (task.verb, (*task.arguments, data)) if start is None else ("finetune", (start.source, data))
-        )
         chosen.append(plan)
         if options.find_lr:
             return
-        command = command_line(*arguments, options)
+        command = _command(data, options, start, task)
         source = {"command": command, "data": data, "data_root": options.data_root}
         files.write_json(run / "check.json", noticed)
         files.write_json(path, {**source, "options": now, "plan": plan.to_json()})
@@ -141,14 +154,76 @@ def agree_on_plan(
     return plan
 
 
+def _command(data: str, options: TrainConfig, start: Start | None, task: Task) -> str:
+    """Return the command line that starts the same run."""
+    if start is None:
+        return command_line(task.verb, (*task.arguments, data), options)
+    if not start.by_train:
+        return command_line("finetune", (start.source, data), options)
+    own = {each.name: getattr(options, each.name) for each in fields(TrainConfig)}
+    return command_line("train", (data,), TrainConfig(**{**own, "init": start.source, "recipe": None}))
+
+
 def _choose(
     dataset: Dataset, options: TrainConfig, world: parallel.World, start: Start | None, task: Task
 ) -> Plan:
     facts = measure_facts(dataset, world)
     if start is not None:
-        return defaults.choose(options, facts, start.pretrained, start.recipe)
+        return _choose_transfer(dataset, options, world, start, facts)
     recipe = recipes.read(options.recipe) if options.recipe else None
     return defaults.choose(options, facts, recipe=recipe, task=task)
+
+
+def _choose_transfer(
+    dataset: Dataset, options: TrainConfig, world: parallel.World, start: Start, facts: Facts
+) -> Plan:
+    """Choose for a trained model; where time decides, also what of it learns, and at which size."""
+    assert isinstance(options, FinetuneConfig)
+    if not start.by_time:
+        return defaults.choose(options, facts, start.pretrained, _recipe(options, facts))
+    model, preprocessing = start.pretrained.architecture, start.pretrained.preprocessing
+    choice = transfer.choose(
+        model,
+        images=facts.images,
+        evaluated=sum(len(split) for name, split in dataset.splits.items() if name != "train"),
+        side=min(facts.size) if start.by_train and not (options.image_size or options.patch_size) else None,
+        budget=None if options.time_budget is None else seconds(options.time_budget),
+        rate=_forward_rate(start.model(model), world.device),
+    )
+    pretrained = replace(
+        start.pretrained,
+        architecture=choice.architecture,
+        preprocessing=adapt.refit(preprocessing, choice.architecture.image_size, preprocessing.channels),
+        tune=choice.tune,
+        fit_head=options.fit_head != "no",
+    )
+    recipe = _recipe(replace(options, tune=choice.tune), facts)
+    recipe = replace(recipe, values={**recipe.values, "epochs": choice.epochs})
+    plan = defaults.choose(options, facts, pretrained, recipe)
+    return replace(plan, reasons={**choice.reasons, **plan.reasons})
+
+
+@torch.inference_mode()
+def _forward_rate(model: Model, device: torch.device) -> float:
+    """Measure how many operations a second the model's forward pass reaches, in about a second."""
+    images = torch.zeros(16, model.config.in_channels, *model.config.image_size, device=device)
+    model.to(device).eval()
+    best, until = float("inf"), time.perf_counter() + 0.6
+    while time.perf_counter() < until or best == float("inf"):
+        parallel.synchronize(device)
+        started = time.perf_counter()
+        model(images)
+        parallel.synchronize(device)
+        best = min(best, time.perf_counter() - started)
+    return 2.0 * len(images) * cost.flops(model.config) / best
+
+
+def _recipe(options: FinetuneConfig, facts: Facts) -> recipes.Recipe:
+    """Return the recipe for fine-tuning, and say which it is where nobody named it."""
+    recipe = recipes.for_finetuning(options, facts.images, facts.device == "cuda")
+    if recipe.reason:
+        console.note(f"recipe: {recipe.source} ({recipe.reason})")
+    return recipe
 
 
 def require_classes(dataset: Dataset) -> None:

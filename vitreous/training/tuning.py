@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
+from vitreous.models.architecture import Architecture
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
 
@@ -72,6 +73,14 @@ def apply(model: Model, tune: str) -> str:
     learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
     return f"{learning:,} of {total:,} parameters ({100 * learning / total:.1f} %)"
+
+
+def passes(config: Architecture, tune: str) -> float:
+    """Return what one image costs in training, in forward passes: 3 where all learns, 1 for the head."""
+    kind, number = parse(tune)
+    if kind == "last" and config.kind == "vit":
+        return 1.0 + 2.0 * (number or 0) / config.depth
+    return {"full": 3.0, "lora": 2.0}.get(kind, 1.0)
 
 
 @torch.no_grad()

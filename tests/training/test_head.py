@@ -1,0 +1,119 @@
+"""A head that logistic regression found: what it means, where it goes, that a resumed run keeps it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+import vitreous
+from tests import ranks
+from tests.training.runs import assert_same_weights, weights
+from vitreous import parallel
+from vitreous.config import FinetuneConfig
+from vitreous.data import open_data
+from vitreous.errors import OptionError
+from vitreous.evals import linear
+from vitreous.models import adapt
+from vitreous.predict import load
+from vitreous.training import finetune, head
+
+SEALED = "tests/fixtures/sealed_v1.safetensors"
+OPTIONS = FinetuneConfig(
+    epochs=1, batch_size=64, lr=1e-9, ema=0.0, augment="none", device="cpu", fit_head="yes", tune="head"
+)
+
+
+def test_the_head_gives_what_the_regression_gives() -> None:
+    """Against scikit-learn: the same probabilities, from the model's own images."""
+    dataset = open_data("digits")
+    classifier = load(SEALED)
+    model = classifier.model
+    adapt.set_classes(model, 10)
+    preprocessing = classifier.preprocess.preprocessing
+    head.fit(model, dataset, preprocessing, parallel.World(device=torch.device("cpu")))
+    train, val = (
+        head._seen(model, model.head, dataset.splits[name], preprocessing=preprocessing)
+        for name in ("train", "val")
+    )
+    strength, _ = linear.choose(train, val, 10)
+    mean, deviation = train[0].mean(0), train[0].std(0)
+    reference = LogisticRegression(C=1 / (strength * len(train[0])), max_iter=5000, tol=1e-8)
+    reference.fit((train[0] - mean) / deviation, train[1])
+    expected = reference.predict_proba((val[0] - mean) / deviation)
+    found = model.head(torch.from_numpy(val[0])).softmax(1).detach().numpy()
+    assert np.abs(found - expected).max() < 1e-2
+
+
+def test_a_run_starts_with_it(tmp_path: Path) -> None:
+    """At a learning rate of nothing the run is the regression; without it, it is zeros: a guess."""
+    fitted = finetune(SEALED, "digits", replace(OPTIONS, out=str(tmp_path / "fitted")))
+    zeros = finetune(SEALED, "digits", replace(OPTIONS, out=str(tmp_path / "zeros"), fit_head="no"))
+    assert fitted.figures["test"]["accuracy"] > zeros.figures["test"]["accuracy"] + 0.3
+    assert vitreous.load(fitted.folder).about["recipe"]["fit_head"] is True
+
+
+def test_going_on_does_not_fit_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = replace(OPTIONS, lr=1e-2, epochs=2, tune="full", save_every=3)
+    whole = finetune(SEALED, "digits", replace(options, out=str(tmp_path / "whole")))
+    stopped = tmp_path / "stopped"
+    steps: list[int] = []
+
+    def stop(figures: dict[str, float]) -> None:
+        steps.append(int(figures["step"]))
+        if len(steps) == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        vitreous.finetune(
+            SEALED,
+            "digits",
+            on_step=stop,
+            out=stopped,
+            **{n: v for n, v in vars(options).items() if n != "out" and v is not None},
+        )
+    monkeypatch.setattr(head, "fit", lambda *_: pytest.fail("fitted again"))
+    again = finetune(SEALED, "digits", replace(options, out=str(stopped)))
+    assert_same_weights(weights(whole.folder), weights(again.folder))
+
+
+def test_a_head_that_is_no_dense_layer_is_refused() -> None:
+    model = vitreous.create_model("resnetv2_50x1_bit", num_classes=10, image_size=32)
+    world = parallel.World(device=torch.device("cpu"))
+    with pytest.raises(OptionError, match="dense head"):
+        head.fit(model, open_data("digits"), load(SEALED).preprocess.preprocessing, world)
+
+
+def _fit_here(out: str) -> None:
+    model = load(SEALED).model
+    adapt.set_classes(model, 10)
+    with parallel.join("cpu") as world:
+        head.fit(model, open_data("digits"), load(SEALED).preprocess.preprocessing, world)
+        torch.save(model.head.state_dict(), f"{out}/{world.rank}.pt")
+
+
+def test_ranks_have_the_same_head(tmp_path: Path) -> None:
+    ranks.run(2, _fit_here, str(tmp_path))
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert first["weight"].abs().sum() > 0
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_several_labels_are_each_a_yes_or_no() -> None:
+    """Two labels that say the same get the same weights; one that is always there is answered always."""
+    whole = open_data("digits")
+    splits = {
+        name: replace(
+            split, targets=np.stack([split.targets == 3, split.targets == 3, split.targets >= 0], 1)
+        )
+        for name, split in whole.splits.items()
+    }
+    dataset = replace(whole, labels=["three", "again", "any"], multilabel=True, splits=splits)
+    classifier = load(SEALED)
+    adapt.set_classes(classifier.model, 3)
+    preprocessing = classifier.preprocess.preprocessing
+    head.fit(classifier.model, dataset, preprocessing, parallel.World(device=torch.device("cpu")))
+    weight, bias = classifier.model.head.weight, classifier.model.head.bias
+    assert torch.allclose(weight[0], weight[1], rtol=1e-2) and bias[2] > 2
