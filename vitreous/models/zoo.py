@@ -160,7 +160,8 @@ def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> "V
     if pretrained:
         raise ModelError(
             f"create_model({name!r}) makes fresh weights; trained ones come with their preprocessing and "
-            'class names: vitreous.load("hf://google/vit-base-patch16-224", num_classes=7).model'
+            'class names: vitreous.load("tiny", num_classes=7).model, which is bundled, or '
+            'vitreous.load("hf://google/vit-base-patch16-224", num_classes=7).model'
         )
     return build(get_config(name, **overrides))
 

@@ -17,6 +17,9 @@ from vitreous.models import adapt
 from vitreous.models.weights import Model, Weights, build
 from vitreous.predict.classifier import Classifier
 
+BUNDLED = Path(__file__).parents[1] / "bundled"
+"""Trained models that come with the package, by name."""
+
 
 def load(
     source: str | Path,
@@ -33,7 +36,8 @@ def load(
     """Load a classifier from any CKPT, and fit it to another task where asked.
 
     Args:
-        source: A file, a folder or `hf://owner/name[@revision]`; the layout is recognised from the weights.
+        source: A file, a folder, `hf://owner/name[@revision]` or the name of a bundled model (`tiny`); the
+            layout is recognised from the weights.
         num_classes: Give it a fresh, zero head of so many classes.
         labels: Names of the classes; rows of the head whose names the source knows too are kept.
         image_size: Resample the position embeddings in 2D to images of this height and width.
@@ -75,8 +79,12 @@ def _read(
 ) -> tuple[Weights, str]:
     text = str(source)
     path = containers.fetch(text) if text.startswith("hf://") else Path(source)
+    if not path.exists() and (own := bundled(text)) is not None:
+        path = own
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist: give a file, a folder or hf://owner/name")
+        raise CheckpointError(
+            f"{path} does not exist: give a file, a folder, hf://owner/name, or tiny, which is bundled"
+        )
     for name in ("", "best.safetensors", "model.safetensors"):
         if (path / name).is_file() and checkpoint.is_sealed(path / name):
             return checkpoint.read(path / name, verify=verify), "vitreous"
@@ -87,6 +95,12 @@ def _read(
             raise
         origin, weights = layouts.read(path, {"heads": heads, "image_size": image_size})
     return weights, origin
+
+
+def bundled(name: str) -> Path | None:
+    """Return the file of a model that comes with the package; None: there is none of this name."""
+    path = BUNDLED / f"{name}.safetensors"
+    return path if name.isidentifier() and path.is_file() else None
 
 
 def assumed_names(weights: Weights, origin: str) -> list[str]:
