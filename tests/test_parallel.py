@@ -15,6 +15,7 @@ from tests import ranks
 from tests.tiny import Tiny, batch
 from vitreous import optim, parallel
 from vitreous.errors import OptionError
+from vitreous.models import zoo
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.zoo import build
 
@@ -296,3 +297,13 @@ def test_one_compiled_block_serves_every_rate_of_stochastic_depth() -> None:
             block.compile(backend=backend)
         model(torch.ones(2, 3, 8, 8))
     assert len(graphs) == 2
+
+
+def test_what_is_frozen_is_compiled_with_what_learns() -> None:
+    student, teacher = (zoo.create_model("ViT-Ti/16", depth=2, image_size=32) for _ in range(2))
+    world = parallel.World(device=torch.device("cpu"))
+    parallel.prepare(student, world, compile="blocks", frozen=(teacher,))
+    for model in (student, teacher):
+        assert all(block._compiled_call_impl is not None for block in model.blocks)
+    parallel.prepare(other := zoo.create_model("ViT-Ti/16", depth=2, image_size=32), world)
+    assert all(block._compiled_call_impl is None for block in other.blocks)

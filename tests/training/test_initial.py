@@ -85,6 +85,23 @@ def test_fifty_photographs_are_enough(tmp_path: Path, capsys: pytest.CaptureFixt
     assert command.startswith(f"vitreous train {FRUITS} ") and "--init tiny" in command
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_that_began_from_scratch_goes_on(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an earlier version, which knew no other start."""
+    data = arrays(tmp_path / "photos.npz")
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {"epochs": 1, "device": "cpu", **({"out": "run"} if named else {})}
+    with monkeypatch.context() as earlier:
+        earlier.setattr(initial, "starting_point", lambda *_: (None, ""))
+        first = vitreous.train(data, **options)
+    again = vitreous.train(data, **options)
+    assert again.folder == first.folder and plan_of(again.folder).init == ""
+    other = vitreous.train(data, **{**options, "seed": 1, "out": "other", "image_size": 64})
+    assert plan_of(other.folder).init == "tiny"
+
+
 TINY = zoo.get_config("ViT-Ti/16", image_size=(160, 160))
 FEW: dict[str, Any] = {"images": 3000, "evaluated": 1500, "side": 400, "rate": 110e9}
 

@@ -7,6 +7,7 @@ import torch
 
 from tests.test_vit import inputs, tiny
 from vitreous.errors import ModelError
+from vitreous.models import zoo
 from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
 from vitreous.models.vit import VisionTransformer
@@ -114,3 +115,10 @@ def test_a_resnet_is_tuned_full_or_by_its_head() -> None:
     assert tuning.apply(model, "head").startswith("387 of")
     with pytest.raises(ModelError, match="full or by its head"):
         tuning.apply(model, "lora")
+
+
+def test_what_learning_costs_in_forward_passes() -> None:
+    config = zoo.get_config("ViT-Ti/16")
+    found = [tuning.passes(config, tune) for tune in ("full", "lora", "last:12", "last:6", "head")]
+    assert found == [3.0, 2.0, 3.0, 2.0, 1.0]
+    assert tuning.passes(zoo.get_config("BiT-R50x1"), "head") == 1.0

@@ -5,6 +5,8 @@ A Vision Transformer learns little from few pictures; features that were learned
 
 import time
 from dataclasses import fields
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from vitreous import console, objectives, parallel
 from vitreous.config import FinetuneConfig, TrainConfig
 from vitreous.data import Dataset, InMemory, Split, open_data
 from vitreous.errors import DataError, OptionError
-from vitreous.training import loop, setup
+from vitreous.training import folder, loop, setup
 from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.finetune import finetune
 from vitreous.training.results import Result
@@ -53,7 +55,7 @@ def train(
     if dataset is None:
         dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
     source, reason = starting_point(options, dataset)
-    if source is None:
+    if source is None or (options.init is None and began_from_scratch(str(data), options, dataset)):
         return loop.train(data, options, dataset=dataset, **about)
     if parallel.is_main():
         console.note(f"init: {source} ({reason})")
@@ -76,6 +78,14 @@ def starting_point(options: TrainConfig, dataset: Dataset) -> tuple[str | None, 
         return None, ""
     few = f"{len(train):,} colour photographs are few to learn from scratch, which --init none does"
     return OWN, f"{few}; {EXPECTED}"
+
+
+def began_from_scratch(data: str, options: TrainConfig, dataset: Dataset) -> bool:
+    """Tell whether the same command began a run from scratch, before there was a model to start from."""
+    now = setup.identity(data, dataset, options)
+    named = takewhile(Path.exists, folder.names(data)) if options.out is None else [Path(options.out)]
+    stored = [each / "config.json" for each in named if (each / "config.json").is_file()]
+    return any(not folder.changes(folder.read_json(each)["options"], now) for each in stored)
 
 
 def photographs(split: Split) -> bool:
