@@ -420,3 +420,10 @@ def test_wrong_words_cost_nothing(digits_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="expected full, head, lora"):  # before anything is read
         finetune("nothing.safetensors", "digits", options)
     assert cli.main(["finetune", "nothing.safetensors", "digits", "--out", str(tmp_path / "x")]) == 1
+
+
+@pytest.mark.parametrize("tune", ["last:99", "last:0", "some"])
+def test_what_can_not_learn_is_refused_before_anything_is_written(tune: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="blocks|unknown way"):
+        vitreous.finetune("tests/fixtures/sealed_v1.safetensors", "digits", tune=tune, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

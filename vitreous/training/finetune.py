@@ -57,6 +57,7 @@ def finetune(
     size = pair(options.image_size, "--image-size") if options.image_size else None
     patch = pair(options.patch_size, "--patch-size") if options.patch_size else None
     classifier = load(source, image_size=size, patch_size=patch, heads=options.heads)
+    tuning.require(classifier.model.config, options.tune or "full")
     known = classifier.labels if options.keep_head else None
     changes = adapt.set_classes(classifier.model, len(dataset.labels), known, dataset.labels)
     start = Start(

@@ -56,15 +56,23 @@ def parse(tune: str) -> tuple[str, int | None]:
     return kind, int(number) if number else None
 
 
+def require(config: Architecture, tune: str) -> None:
+    """Refuse a way to tune that such a model does not have."""
+    kind, number = parse(tune)
+    if kind in ("last", "lora") and not config.has_attention:
+        raise ModelError(f"a ResNet is tuned full or by its head, not {tune}")
+    if kind == "last" and config.kind == "vit" and (number or 0) > config.depth:
+        raise ModelError(f"{tune} is more than the model's {config.depth} blocks")
+
+
 def apply(model: Model, tune: str) -> str:
     """Freeze what does not learn, add what does, and return a sentence that says so.
 
     `tune` is `full`, `head`, `last:N` (the head and the last N blocks), `lora` or `lora:RANK`.
     """
+    require(model.config, tune)
     kind, number = parse(tune)
     if kind != "full":
-        if kind in ("last", "lora") and not model.config.has_attention:
-            raise ModelError(f"a ResNet is tuned full or by its head, not {tune}")
         model.requires_grad_(False)
     for module in _learning(model, kind, number):
         module.requires_grad_(True)
@@ -107,8 +115,6 @@ def _learning(model: Model, kind: str, number: int | None) -> Iterator[nn.Module
     yield from (getattr(model, name) for name in ("head", "head_dist") if hasattr(model, name))
     if kind == "last" and isinstance(model, VisionTransformer):
         assert number is not None
-        if number > len(model.blocks):
-            raise ModelError(f"last:{number} is more than the model's {len(model.blocks)} blocks")
         yield from list(model.blocks)[-number:]
         yield from (model.norm, model.fc_norm)
 
