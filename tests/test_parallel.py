@@ -304,6 +304,6 @@ def test_what_is_frozen_is_compiled_with_what_learns() -> None:
     world = parallel.World(device=torch.device("cpu"))
     parallel.prepare(student, world, compile="blocks", frozen=(teacher,))
     for model in (student, teacher):
-        assert all(block._compiled_call_impl is not None for block in model.blocks)
+        assert all(block._compiled_call_impl is not None for block in parallel.blocks(model))
     parallel.prepare(other := zoo.create_model("ViT-Ti/16", depth=2, image_size=32), world)
-    assert all(block._compiled_call_impl is None for block in other.blocks)
+    assert all(block._compiled_call_impl is None for block in parallel.blocks(other))
