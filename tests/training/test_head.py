@@ -16,9 +16,9 @@ from vitreous.config import FinetuneConfig
 from vitreous.data import open_data
 from vitreous.errors import OptionError
 from vitreous.evals import linear
-from vitreous.models import adapt
+from vitreous.models import adapt, zoo
 from vitreous.predict import load
-from vitreous.training import finetune, head
+from vitreous.training import finetune, head, setup
 
 SEALED = "tests/fixtures/sealed_v1.safetensors"
 OPTIONS = FinetuneConfig(
@@ -117,3 +117,16 @@ def test_several_labels_are_each_a_yes_or_no() -> None:
     head.fit(classifier.model, dataset, preprocessing, parallel.World(device=torch.device("cpu")))
     weight, bias = classifier.model.head.weight, classifier.model.head.bias
     assert torch.allclose(weight[0], weight[1], rtol=1e-2) and bias[2] > 2
+
+
+def test_by_itself_only_where_it_can_be_done() -> None:
+    """A ResNet's head is a convolution, and shards are no matrix: a time budget does without."""
+    vit, resnet = zoo.get_config("ViT-Ti/16"), zoo.get_config("BiT-R50x1")
+    found = [
+        setup.fits_head(FinetuneConfig(shard=shard), model)
+        for model in (vit, resnet)
+        for shard in (False, True)
+    ]
+    assert found == [True, False, False, False]
+    assert setup.fits_head(FinetuneConfig(fit_head="yes"), resnet)
+    assert not setup.fits_head(FinetuneConfig(fit_head="no"), vit)

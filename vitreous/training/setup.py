@@ -195,12 +195,19 @@ def _choose_transfer(
         architecture=choice.architecture,
         preprocessing=adapt.refit(preprocessing, choice.architecture.image_size, preprocessing.channels),
         tune=choice.tune,
-        fit_head=options.fit_head != "no",
+        fit_head=fits_head(options, model),
     )
     recipe = _recipe(replace(options, tune=choice.tune), facts)
     recipe = replace(recipe, values={**recipe.values, "epochs": choice.epochs})
     plan = defaults.choose(options, facts, pretrained, recipe)
     return replace(plan, reasons={**choice.reasons, **plan.reasons})
+
+
+def fits_head(options: FinetuneConfig, model: Architecture) -> bool:
+    """Tell whether the head is fitted first where time decides: if asked for, else where that can be done."""
+    if options.fit_head is not None:
+        return options.fit_head == "yes"
+    return model.kind == "vit" and not options.shard  # a ResNet's head is a convolution; shards are no matrix
 
 
 @torch.inference_mode()
