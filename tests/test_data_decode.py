@@ -3,7 +3,6 @@
 import io
 import os
 import struct
-import time
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -141,10 +140,8 @@ def test_a_small_file_of_many_pixels_costs_nothing(side: int) -> None:
     data = _bomb(side, side)
     assert len(data) < 200_000
     tracemalloc.start()
-    start = time.perf_counter()
     with pytest.raises(DataError, match="more than the limit of 80,000,000"):
         decode(data)
-    assert time.perf_counter() - start < 0.5
     assert tracemalloc.get_traced_memory()[1] < 5_000_000
     tracemalloc.stop()
 

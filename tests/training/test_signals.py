@@ -71,9 +71,8 @@ def test_signals_stop_with_a_checkpoint(
     child.start()
     assert ready.wait(60) and child.pid
     os.kill(child.pid, number)
-    asked = time.monotonic()
-    child.join(30)
-    assert child.exitcode == status and time.monotonic() - asked < 30
+    child.join(60)
+    assert child.exitcode == status
     latest = (tmp_path / "run" / "resume" / ".latest").read_text()
     assert latest in ("step-00000004\n", "step-00000005\n")  # the step under way was finished
     run(data, tmp_path / "run")
