@@ -110,7 +110,7 @@ def test_int8_agrees_on_the_digits(kind: str, digits: Classifier, tmp_path: Path
     """At least 98 % of the labels on the whole test set, for a trained model of each kind with products of
     its own."""
     changes = dict(KINDS[kind])
-    steps = 100 if kind == "hybrid" else 160
+    steps = 80 if kind == "hybrid" else 160
     source = train_digits(steps, **changes) if changes else digits
     files = digits_files(tmp_path / "digits")
     found = export(source, tmp_path / "int8.onnx", precision="int8", images=files)
