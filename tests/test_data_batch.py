@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.data_images import make_folder, own_cache
 from vitreous.config import Augment, Preprocessing
-from vitreous.data import Batch, Split, make_loader, open_data
+from vitreous.data import Batch, SmallViews, Split, make_loader, open_data
+from vitreous.data import draws as drawing
+from vitreous.errors import DataError
 
 __all__ = ["own_cache"]
 
@@ -146,3 +149,77 @@ def test_a_broken_file_is_replaced_by_one_image_in_all_views(tmp_path: Path) -> 
     twice = varied.indices.mode().values
     shown = varied.images.unflatten(0, (2, -1))[:, varied.indices == twice].flatten(0, 1)
     assert len({image.numpy().tobytes() for image in shown}) == 4  # a substitute's views differ from its own
+
+
+SMALL = SmallViews(3, (12, 16), (0.1, 0.3))
+
+
+def test_small_views_are_smaller_crops_and_change_no_other(split: Split) -> None:
+    for read in (lambda **o: batches(split, **o), digits):
+        for pixels in ("host", "device"):
+            plain = read(views=2, pixels=pixels)
+            for more, fewer in zip(read(views=2, small=SMALL, pixels=pixels), plain, strict=True):
+                assert torch.equal(more.images, fewer.images) and fewer.small is None
+                assert more.small is not None and more.small.shape[2:] == (12, 16)
+                shown = more.small.unflatten(0, (3, len(more)))
+                assert all(len({row.numpy().tobytes() for row in shown[:, k]}) > 1 for k in range(len(more)))
+
+
+def test_small_views_show_as_much_as_was_asked_for(tmp_path: Path) -> None:
+    """Of an image whose colour is its column, the span of a crop's colours is the part of the width."""
+    ramp = np.tile(np.arange(0, 250, 2, dtype=np.uint8)[None, :, None], (125, 1, 3))
+    arrays = {"train_images": np.stack([ramp] * 20), "train_labels": np.zeros(20, int)}
+    np.savez(tmp_path / "ramp.npz", **arrays)
+    ramps = open_data(tmp_path / "ramp.npz", carve=False).splits["train"]
+    plain = Augment(crop_scale=(0.9, 1.0), crop_ratio=(1.0, 1.0), flip=0.0)
+    square = SmallViews(4, (12, 12), (0.16, 0.16))
+    (batch,) = batches(ramps, augment=plain, small=square, batch_size=20)
+    assert batch.small is not None
+    for images, side in ((batch.images, 0.97), (batch.small, 0.4)):
+        span = (images.amax((1, 2, 3)) - images.amin((1, 2, 3))) * 127.5 / 250
+        assert (span.mean() - side).abs() < 0.05, span.mean()
+
+
+def test_small_views_depend_on_neither_workers_ranks_nor_device(split: Split) -> None:
+    whole = batches(split, views=2, small=SMALL)
+    for other, expected in zip(batches(split, views=2, small=SMALL, workers=2), whole, strict=True):
+        assert torch.equal(other.small, expected.small)  # type: ignore[arg-type]
+    parts = [batches(split, views=2, small=SMALL, rank=rank, world_size=2) for rank in range(2)]
+    for step, expected in enumerate(whole):
+        views = [part[step].small.unflatten(0, (3, -1)) for part in parts]  # type: ignore[union-attr]
+        assert torch.equal(torch.cat(views, 1).flatten(0, 1), expected.small)  # type: ignore[arg-type]
+        words = [part[step].words.unflatten(0, (2, -1)) for part in parts]  # type: ignore[union-attr]
+        assert torch.equal(torch.cat(words, 1).flatten(0, 1), expected.words)  # type: ignore[arg-type]
+    crops = Augment(crop_scale=(0.3, 0.8))
+    there = batches(split, augment=crops, small=SMALL, pixels="device")
+    for device, host in zip(there, batches(split, augment=crops, small=SMALL), strict=True):
+        assert torch.equal(device.words, host.words)  # type: ignore[arg-type]
+        assert device.small is not None and host.small is not None
+        assert (device.small - host.small).abs().mean() < 0.02
+
+
+def test_a_part_has_the_small_views_and_words_of_its_images() -> None:
+    batch = numbered(5, 2)
+    batch.words = torch.arange(10)
+    batch.small = torch.arange(15)[:, None, None, None].float()
+    part = batch.part(1, 3)
+    assert part.words is not None and part.words.tolist() == [1, 2, 6, 7]
+    assert part.small is not None and part.small.flatten().tolist() == [1, 2, 6, 7, 11, 12]
+
+
+def test_words_are_of_the_image_the_epoch_and_the_view(split: Split) -> None:
+    (first, *_), seed = batches(split, views=2, seed=5), 5
+    assert first.words is not None
+    for view in range(2):
+        expected = drawing.words(seed, 2, first.indices, view)
+        assert torch.equal(first.words.unflatten(0, (2, -1))[view], expected)
+    for pixels in ("host", "device"):
+        once = batches(split, training=False, pixels=pixels)
+        again = batches(split, training=False, batch_size=4, pixels=pixels)
+        ours, theirs = (torch.cat([each.words for each in got]) for got in (once, again))  # type: ignore[misc]
+        assert torch.equal(ours, theirs) and len(ours.unique()) == len(split)
+
+
+def test_small_views_need_crops(split: Split) -> None:
+    with pytest.raises(DataError, match="give a --crop-scale"):
+        batches(split, augment=Augment(crop_scale=None), small=SMALL)

@@ -6,6 +6,7 @@ from vitreous.data.batch import Batch
 from vitreous.data.loader import Loader, make_loader
 from vitreous.data.opening import limit_training, open_data
 from vitreous.data.order import class_weights
+from vitreous.data.pipeline import SmallViews
 from vitreous.data.sources.memory import InMemory
 from vitreous.data.split import Dataset, Split, typical_size
 
@@ -14,6 +15,7 @@ __all__ = [
     "Dataset",
     "InMemory",
     "Loader",
+    "SmallViews",
     "Split",
     "class_weights",
     "limit_training",

@@ -20,6 +20,17 @@ class Batch:
     """bool (V·B, N): patches that are not padding, where images keep their aspect."""
     views: int = 1
     """V: how often each image is there, differently augmented."""
+    words: Tensor | None = None
+    """int64 (V·B,), on the device: a word for each image and view, the hash of (seed, epoch, image, copy).
+    What a task draws, it draws from these: the same on any rank, and when a run goes on."""
+    small: Tensor | None = None
+    """float32 (S·B, C, h, w), on the device: the small crops, where a task asks for such views too."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are on the device."""
+        found = (self.images, self.targets, self.mask, self.words, self.small)
+        return [each for each in found if each is not None]
 
     def __len__(self) -> int:
         """Return B: an image in several views counts once."""
@@ -27,12 +38,16 @@ class Batch:
 
     def part(self, start: int, stop: int) -> "Batch":
         """Return the images from `start` to before `stop`, in all their views."""
+        images = self._rows(self.images, start, stop)
+        assert images is not None
         return Batch(
-            self._rows(self.images, start, stop),
+            images,
             self.targets[start:stop],
             self.indices[start:stop],
-            None if self.mask is None else self._rows(self.mask, start, stop),
+            self._rows(self.mask, start, stop),
             self.views,
+            self._rows(self.words, start, stop),
+            self._rows(self.small, start, stop),
         )
 
     def parts(self, size: int) -> "list[Batch]":
@@ -41,6 +56,6 @@ class Batch:
             return [self]
         return [self.part(start, start + size) for start in range(0, len(self), size)]
 
-    def _rows(self, rows: Tensor, start: int, stop: int) -> Tensor:
+    def _rows(self, rows: Tensor | None, start: int, stop: int) -> Tensor | None:
         """Cut (V·B, …) between images, in each view."""
-        return rows.unflatten(0, (self.views, len(self)))[:, start:stop].flatten(0, 1)
+        return None if rows is None else rows.unflatten(0, (-1, len(self)))[:, start:stop].flatten(0, 1)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitreous.config import Augment, Preprocessing
+from vitreous.data import draws as drawing
 from vitreous.data.augment import REPLACE
 from vitreous.data.bad import refusal
 from vitreous.data.batch import Batch
@@ -20,7 +21,7 @@ from vitreous.data.device_store import Progress, fill
 from vitreous.data.host import Sampling
 from vitreous.data.mix import partners
 from vitreous.data.order import order_of, share, words
-from vitreous.data.pipeline import ATTEMPTS, SUBSTITUTE, in_views
+from vitreous.data.pipeline import ATTEMPTS, SUBSTITUTE, SmallViews, shown_as
 from vitreous.data.pixels import Pixels
 from vitreous.data.split import Split
 from vitreous.errors import DataError
@@ -46,6 +47,7 @@ class DeviceLoader:
         sampler: Sampling = "uniform",
         mask_step: tuple[int, int] = (16, 16),
         views: int = 1,
+        small: SmallViews | None = None,
         threads: int | None = None,
         progress: Progress | None = None,
         compiled: bool | None = None,
@@ -68,13 +70,18 @@ class DeviceLoader:
         labels = torch.from_numpy(split.targets)
         self.labels = (labels.float() if labels.ndim == 2 else labels).to(self.device)
         settings = augment or Augment(crop_scale=None, flip=0.0)
-        self.batch_augment = BatchAugment(settings, preprocessing, split.classes, seed).to(self.device)
+        self.shown = shown_as(settings, preprocessing.image_size, views, small)
+        self.augments = [
+            BatchAugment(each.augment, each.preprocessing(preprocessing), split.classes, seed).to(self.device)
+            for each in self.shown
+        ]
+        self.batch_augment = self.augments[0]
         compiled = self.device.type == "cuda" if compiled is None else compiled
         if compiled:  # what was compiled for one number of images serves any other: the next run finds it
             for tensor in (*vars(self.store).values(), self.labels):
                 if isinstance(tensor, Tensor):
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        self._augmented = torch.compile(self.batch_augment, dynamic=False) if compiled else self.batch_augment
+        self._augmented = [torch.compile(each, dynamic=False) if compiled else each for each in self.augments]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -98,24 +105,42 @@ class DeviceLoader:
         rows, partner = self._rows(indices.shape[1])
         own = share(indices.shape[1], self.rank, self.world_size)
         numbers = torch.from_numpy(indices[:, own])
-        batches = [in_views(i, c, self.views) for i, c in zip(indices[:, rows], copies[:, rows], strict=True)]
-        plan = self._moved(np.stack([np.stack(column) for column in zip(*batches, strict=True)]))
         others = None if partner is None else self._moved(partner)
-        for step, drawn in enumerate(self._drawn(epoch, plan)):
-            yield self._batch(plan[0, step], drawn, others, numbers[step])
+        kinds = [
+            self._views(epoch, kind, indices[:, rows], copies[:, rows]) for kind in range(len(self.shown))
+        ]
+        for step, views in enumerate(zip(*kinds, strict=True)):
+            yield self._batch(views, others, numbers[step])
 
-    def _drawn(self, epoch: int, plan: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each batch's draws, made for many batches at a time: a few dozen launches serve them all."""
-        several = max(1, DRAWN // (plan.shape[2] * len(self.batch_augment.purposes)))
-        for indices, copies in zip(*(each.split(several) for each in plan), strict=True):
-            yield from zip(*self.batch_augment.draw(epoch, indices, copies), strict=True)
+    def _views(
+        self, epoch: int, kind: int, indices: np.ndarray, copies: np.ndarray
+    ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], Tensor]]:
+        """Yield the images of each batch's views of one kind, their draws, and the words of these.
+
+        Draws are made for many batches at a time: a few dozen launches serve them all."""
+        batches = [self.shown[kind].rows(i, c) for i, c in zip(indices, copies, strict=True)]
+        plan = self._moved(np.stack([np.stack(column) for column in zip(*batches, strict=True)]))
+        augment = self.augments[kind]
+        several = max(1, DRAWN // (plan.shape[2] * len(augment.purposes)))
+        for some, numbers in zip(*(each.split(several) for each in plan), strict=True):
+            hashed = drawing.words(augment.seed, epoch, some, numbers)
+            drawn = zip(*augment.draw(epoch, some, numbers), strict=True)
+            yield from zip(some, drawn, hashed, strict=True)
 
     def _batch(
-        self, indices: Tensor, drawn: tuple[Tensor, Tensor], partner: Tensor | None, numbers: Tensor
+        self,
+        views: tuple[tuple[Tensor, tuple[Tensor, Tensor], Tensor], ...],
+        partner: Tensor | None,
+        numbers: Tensor,
     ) -> Batch:
-        images, targets = self._augmented(self.store, self.labels, indices, drawn, partner)
-        mask = None if self.store.masks is None else self.store.masks[indices[: len(numbers) * self.views]]
-        return Batch(images, targets[: len(numbers)], numbers, mask, self.views)
+        indices, drawn, hashed = views[0]
+        own = len(numbers) * self.views
+        images, targets = self._augmented[0](self.store, self.labels, indices, drawn, partner)
+        small = None
+        if len(views) > 1:
+            small, _ = self._augmented[1](self.store, self.labels, *views[1][:2], None)
+        mask = None if self.store.masks is None else self.store.masks[indices[:own]]
+        return Batch(images, targets[: len(numbers)], numbers, mask, self.views, hashed[:own], small)
 
     def _plan(self, epoch: int, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the images of the epoch's global batches and which copy each is, (steps, batch) both."""
@@ -170,4 +195,5 @@ class DeviceLoader:
             chosen = self._moved(numbers)
             pixels = self.store.pixels[chosen] * self.batch_augment.scale - self.batch_augment.shift
             mask = None if self.store.masks is None else self.store.masks[chosen]
-            yield Batch(pixels, self.labels[chosen], torch.from_numpy(numbers), mask)
+            hashed = drawing.words(0, 0, chosen, 0)  # of the image alone
+            yield Batch(pixels, self.labels[chosen], torch.from_numpy(numbers), mask, words=hashed)

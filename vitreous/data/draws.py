@@ -12,6 +12,8 @@ from torch import Tensor
 
 # Purposes that only batched augmentation draws for. They follow on `augment.REPLACE`: a stream never moves.
 NOISE, GEOMETRY, COLOR = 6, 7, 8
+# What tasks draw for: which patches are hidden, and which show another one.
+MASK, EXCHANGE = 9, 10
 
 
 def _signed(word: int) -> int:
@@ -93,6 +95,11 @@ def noise(shape: tuple[int, ...] | torch.Size, after: Tensor) -> Tensor:
     """
     positions = torch.arange(torch.Size(shape).numel(), device=after.device)
     return normals(positions, after=after[:, None]).unflatten(1, shape)
+
+
+def shuffled(count: int, purpose: int, after: Tensor) -> Tensor:
+    """Return int64 (B, count): for each image a random order of so many things, as the place of each."""
+    return _numbered(count, (purpose,), after).argsort(dim=1).argsort(dim=1)
 
 
 def _numbered(count: int, keys: tuple[int | Tensor, ...], after: Tensor | None) -> Tensor:

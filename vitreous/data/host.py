@@ -21,12 +21,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from vitreous.config import Augment, Preprocessing
+from vitreous.data import draws as drawing
 from vitreous.data import mix, operations, variation
 from vitreous.data.augment import ERASE, MIX, Draws, normalize
 from vitreous.data.bad import refusal
 from vitreous.data.batch import Batch
 from vitreous.data.order import order_of
-from vitreous.data.pipeline import Pipeline, Raw, in_views
+from vitreous.data.pipeline import Pipeline, Raw, Shown, SmallViews
 from vitreous.data.pixels import Pixels, open_cache
 from vitreous.data.split import Split
 from vitreous.errors import DataError
@@ -71,6 +72,7 @@ class HostLoader:
         cache_limit: int | None = None,
         mask_step: tuple[int, int] = (16, 16),
         views: int = 1,
+        small: SmallViews | None = None,
         decode: Literal["host", "device"] = "host",
     ) -> None:
         """`augment=None`: evaluation, each image once and in order. `decode`: where JPEGs of a training split
@@ -95,6 +97,7 @@ class HostLoader:
             world_size=world_size,
             operate=not self.on_device,
             views=views,
+            small=small,
             decode=decode == "host",
         )
         self.steps = _Steps()
@@ -200,9 +203,8 @@ class HostLoader:
             if ready is not None:
                 yield ready
             torch.cuda.current_stream(self.device).wait_stream(stream)
-            for tensor in (upcoming.images, upcoming.targets, upcoming.mask):
-                if tensor is not None:
-                    tensor.record_stream(torch.cuda.current_stream(self.device))
+            for tensor in upcoming.tensors:
+                tensor.record_stream(torch.cuda.current_stream(self.device))
             ready = upcoming
         if ready is not None:
             yield ready
@@ -215,18 +217,29 @@ class HostLoader:
         mask = None if raw.mask is None else raw.mask[: size * self.views].to(self.device, non_blocking=True)
         if self.augment is None or size == 0:
             pixels = normalize(images[:size], self.preprocessing)
-            return Batch(pixels, targets[:size], numbers, mask, self.views)
-        draws = Draws(self.augment, self.seed, epoch, *in_views(raw.indices, raw.copies, self.views))
-        if self.on_device and draws.operate.shape[1]:
-            images = operations.apply_batch(images, operations.choose(self.augment, draws.operate))
-        hashed = draws.hashed.to(self.device, non_blocking=True)
-        images = variation.vary(images, self.augment, variation.draw(self.augment, hashed))
-        pixels = normalize(images, self.preprocessing)
-        if self.augment.erase > 0:
-            pixels = self._erased(pixels, draws)
+            words = drawing.words(0, 0, numbers.to(self.device), 0)  # of the image alone
+            return Batch(pixels, targets[:size], numbers, mask, self.views, words)
+        shown = self.pipeline.shown
+        pixels, draws, hashed = self._varied(images, raw, epoch, shown[0])
         if raw.partner is not None:
             pixels, targets = self._mixed(pixels, targets, draws, raw.partner)
-        return Batch(pixels[: size * self.views], targets[:size], numbers, mask, self.views)
+        small = None
+        if raw.small is not None:
+            small = self._varied(raw.small.to(self.device, non_blocking=True), raw, epoch, shown[1])[0]
+        own = size * self.views
+        return Batch(pixels[:own], targets[:size], numbers, mask, self.views, hashed[:own], small)
+
+    def _varied(self, images: Tensor, raw: Raw, epoch: int, shown: Shown) -> tuple[Tensor, Draws, Tensor]:
+        """Vary and normalise images as these views of them; return their draws, and the words of these."""
+        draws = Draws(shown.augment, self.seed, epoch, *shown.rows(raw.indices, raw.copies))
+        if self.on_device and draws.operate.shape[1]:
+            images = operations.apply_batch(images, operations.choose(shown.augment, draws.operate))
+        hashed = draws.hashed.to(self.device, non_blocking=True)
+        images = variation.vary(images, shown.augment, variation.draw(shown.augment, hashed))
+        pixels = normalize(images, self.preprocessing)
+        if shown.augment.erase > 0:
+            pixels = self._erased(pixels, draws)
+        return pixels, draws, hashed
 
     def _decoded(self, raw: Raw, epoch: int) -> tuple[Raw, Tensor]:
         """Return the batch's pixels on the device, decoded there where they still have to be."""
@@ -244,9 +257,8 @@ class HostLoader:
             return raw, raw.images.to(self.device)
 
     def _erased(self, pixels: Tensor, draws: Draws) -> Tensor:
-        assert self.augment is not None
         chances = draws.uniforms(ERASE, mix.ERASE_DRAWS)
-        boxes = mix.erase_boxes(chances, self.augment.erase, *self.preprocessing.image_size)
+        boxes = mix.erase_boxes(chances, draws.augment.erase, *pixels.shape[2:])
         return mix.erase(pixels, boxes, draws.hashed)
 
     def _mixed(

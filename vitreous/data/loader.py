@@ -13,6 +13,7 @@ from vitreous.data.augment import resolve
 from vitreous.data.batch import Batch
 from vitreous.data.device import DeviceLoader
 from vitreous.data.host import HostLoader, Sampling
+from vitreous.data.pipeline import SmallViews
 from vitreous.data.split import Split, typical_size
 from vitreous.errors import DataError
 
@@ -55,6 +56,7 @@ def make_loader(
     cache_limit: int | None = None,
     mask_step: int | tuple[int, int] = 16,
     views: int = 1,
+    small: SmallViews | None = None,
     pixels: Literal["host", "decode", "device"] = "host",
     progress: Callable[[int, int], None] | None = None,
 ) -> Loader:
@@ -77,6 +79,7 @@ def make_loader(
         mask_step: Height and width in pixels of what a token sees (a model config's `step`: a hybrid's is its
             stem's stride times its patch). Where images are padded, `batch.mask` has a place for each.
         views: How often each image comes in its batch, differently varied (see `Batch`).
+        small: Further views of it, in a smaller size.
         pixels: "host": read, decode and crop here. "decode": decode and crop a training split's JPEGs on the
             device, batch by batch. "device": decode the split once, keep it in the device's memory, vary it
             there.
@@ -85,7 +88,7 @@ def make_loader(
     _check(split, batch_size, rank, world_size, workers, sampler)
     common: dict[str, Any] = {
         "preprocessing": preprocessing,
-        "augment": _fitted(augment, split, preprocessing, views) if training else None,
+        "augment": _fitted(augment, split, preprocessing, views, small) if training else None,
         "batch_size": batch_size,
         "seed": seed,
         "rank": rank,
@@ -94,14 +97,18 @@ def make_loader(
         "sampler": sampler,
         "mask_step": (mask_step, mask_step) if isinstance(mask_step, int) else mask_step,
         "views": _checked_views(views, training),
+        "small": small if training else None,
     }
     if pixels == "device":
         return DeviceLoader(split, progress=progress, **common)
-    decode: Literal["host", "device"] = "device" if pixels == "decode" and training else "host"
+    there = pixels == "decode" and training and small is None  # which cuts crops of one size
+    decode: Literal["host", "device"] = "device" if there else "host"
     return HostLoader(split, workers=workers, cache=cache, cache_limit=cache_limit, decode=decode, **common)
 
 
-def _fitted(augment: str | Augment, split: Split, preprocessing: Preprocessing, views: int) -> Augment:
+def _fitted(
+    augment: str | Augment, split: Split, preprocessing: Preprocessing, views: int, small: SmallViews | None
+) -> Augment:
     """Return the augmentation in full, checked against the images and the number of views."""
     # Only a preset depends on the images' size, which has to be read from the files.
     size = typical_size(split) if isinstance(augment, str) else preprocessing.image_size
@@ -117,6 +124,8 @@ def _fitted(augment: str | Augment, split: Split, preprocessing: Preprocessing, 
             f"{views} views of an image share its target, which Mixup ({full.mixup:g}) and CutMix "
             f"({full.cutmix:g}) would change in each: set both to 0"
         )
+    if small is not None and full.crop_scale is None:
+        raise DataError("small views are crops of the image: give a --crop-scale, and no --fit pad")
     return full
 
 

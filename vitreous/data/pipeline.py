@@ -4,6 +4,7 @@ random state."""
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitreous.config import Augment
+from vitreous.config import Augment, Preprocessing
 from vitreous.data import jpeg, operations
 from vitreous.data.augment import REPLACE, Draws
 from vitreous.data.images import to_image, to_pixels
@@ -28,6 +29,17 @@ CHUNK = 16
 ATTEMPTS = 50
 SUBSTITUTE = 1 << 20
 """Added to a substitute's copy number, so that it is not augmented like its own turn in the epoch."""
+
+
+@dataclass(frozen=True)
+class SmallViews:
+    """More views of each training image: crops of a smaller part of it, shown in a smaller size."""
+
+    count: int
+    size: tuple[int, int]
+    """Height and width."""
+    scale: tuple[float, float]
+    """Part of the image's area that is kept, from and to."""
 
 
 class Raw(NamedTuple):
@@ -50,12 +62,39 @@ class Raw(NamedTuple):
     """Files that could not be read, with the reason."""
     encoded: Encoded | None = None
     """Rows whose pixels are still to be decoded, on the device."""
+    small: Tensor | None = None
+    """uint8 (S·R, C, h, w): the small views, where there are any."""
 
 
-def in_views(indices: np.ndarray, copies: np.ndarray, views: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each view's images and copy numbers, one view after the other; no two share a copy number."""
-    numbers = copies * views + np.arange(views)[:, None]  # (V, R)
-    return np.tile(indices, views), numbers.reshape(-1)
+@dataclass(frozen=True)
+class Shown:
+    """Views of one kind: which of an image's views they are, and how they are varied."""
+
+    views: range
+    """Their numbers among all views of an image."""
+    all: int
+    """How many views an image has, of any kind."""
+    augment: Augment
+    size: tuple[int, int]
+
+    def rows(self, indices: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return each view's images and copy numbers, one view after the other; no two share a copy number,
+        of whichever kind they are."""
+        numbers = copies * self.all + np.array(self.views)[:, None]  # (V, R)
+        return np.tile(indices, len(self.views)), numbers.reshape(-1)
+
+    def preprocessing(self, settings: Preprocessing) -> Preprocessing:
+        """Return the settings for images of this size."""
+        return replace(settings, image_size=self.size)
+
+
+def shown_as(augment: Augment, size: tuple[int, int], views: int, small: SmallViews | None) -> list[Shown]:
+    """Return the kinds of views that a training image has: of the model's size, then the small ones."""
+    if small is None:
+        return [Shown(range(views), views, augment, size)]
+    both = views + small.count
+    fewer = replace(augment, crop_scale=small.scale)
+    return [Shown(range(views), both, augment, size), Shown(range(views, both), both, fewer, small.size)]
 
 
 class Pipeline:
@@ -71,11 +110,14 @@ class Pipeline:
         world_size: int,
         operate: bool,
         views: int = 1,
+        small: SmallViews | None = None,
         decode: bool = True,
     ) -> None:
         """`augment=None`: evaluation. `operate`: whether colour operations are done here or later on the
         device. `decode`: whether crops of JPEGs are cut here or later on the device."""
         self.pixels, self.augment, self.order, self.views = pixels, augment, order, views
+        size = pixels.preprocessing.image_size
+        self.shown = [] if augment is None else shown_as(augment, size, views, small)
         self.rank, self.world_size, self.operate = rank, world_size, operate
         settings = pixels.preprocessing
         resizable = settings.channels == 3 and settings.interpolation in ("bilinear", "bicubic")
@@ -89,18 +131,20 @@ class Pipeline:
         rows, partner, size = self._rows(len(indices))
         chosen, copies = indices[rows].copy(), copies[rows].copy()
         bad: list[tuple[int, str]] = []
-        encoded = None
+        encoded = small = None
         if self.pixels.array is not None and (self.augment is not None or self.pixels.takes_as_is()):
             images, mask = self._from_arrays(epoch, chosen, copies)
+            if len(self.shown) > 1:
+                small = self._cropped_arrays(epoch, chosen, copies, self.shown[1])
         elif self.augment is not None:
             positions = rows + step * self.order.batch_size
-            images, mask, encoded = self._training(epoch, positions, chosen, copies, bad)
+            images, mask, encoded, small = self._training(epoch, positions, chosen, copies, bad)
         else:
             images, mask, good = self._evaluation(chosen, bad)
             chosen, copies, size = chosen[good], copies[good], len(good)
         if self.pixels.cache is not None:
             self.pixels.cache.release()
-        return Raw(images, chosen, copies, partner, size, mask, bad, encoded)
+        return Raw(images, chosen, copies, partner, size, mask, bad, encoded, small)
 
     def _rows(self, count: int) -> tuple[np.ndarray, np.ndarray | None, int]:
         """Return the rows of a global batch that this rank needs, its own first; which of them each of its
@@ -119,7 +163,10 @@ class Pipeline:
     ) -> tuple[Tensor, Tensor | None]:
         """Augment a batch of an in-memory array at once: no Python for single images."""
         assert self.pixels.array is not None
-        indices, copies = in_views(indices, copies, self.views)
+        if self.augment is not None and self.pixels.crops:
+            return self._cropped_arrays(epoch, indices, copies, self.shown[0]), None
+        if self.augment is not None:
+            indices, copies = self.shown[0].rows(indices, copies)
         images = self.pixels.array[torch.from_numpy(indices)]
         size, mask = self.pixels.array_size(), None
         if self.pixels.pads:
@@ -128,11 +175,6 @@ class Pipeline:
         if self.augment is None:
             return images, mask
         draws = Draws(self.augment, self.order.seed, epoch, indices, copies)
-        if self.pixels.crops:
-            boxes = draws.boxes(*(np.full(len(indices), side) for side in size))
-            settings = self.pixels.preprocessing
-            images = crop_resize(images, boxes, settings.image_size, settings.interpolation, draws.flip)
-            return self._operated(images, draws), mask
         if not self.pixels.takes_as_is():
             images = self.pixels.fit_arrays(images)
         if draws.flip.any():
@@ -140,6 +182,15 @@ class Pipeline:
             images[rows] = images[rows].flip(3)
         images = self._operated(images, draws)
         return (self.pixels.pad_arrays(images) if self.pixels.pads else images), mask
+
+    def _cropped_arrays(self, epoch: int, indices: np.ndarray, copies: np.ndarray, shown: Shown) -> Tensor:
+        """Crop, mirror and operate a batch of an in-memory array as these views of it."""
+        assert self.pixels.array is not None
+        indices, copies = shown.rows(indices, copies)
+        draws = Draws(shown.augment, self.order.seed, epoch, indices, copies)
+        boxes = draws.boxes(*(np.full(len(indices), side) for side in self.pixels.array_size()))
+        images, method = self.pixels.array[torch.from_numpy(indices)], self.pixels.preprocessing.interpolation
+        return self._operated(crop_resize(images, boxes, shown.size, method, draws.flip), draws)
 
     def _operated(self, images: Tensor, draws: Draws) -> Tensor:
         if not self.operate or draws.operate.shape[1] == 0:
@@ -153,20 +204,20 @@ class Pipeline:
         indices: np.ndarray,
         copies: np.ndarray,
         bad: list[tuple[int, str]],
-    ) -> tuple[Tensor, Tensor | None, Encoded | None]:
-        """Make the batch's images, or those that the device is not to decode."""
+    ) -> tuple[Tensor, Tensor | None, Encoded | None, Tensor | None]:
+        """Make the batch's images, or those that the device is not to decode, and their small views."""
         encoded = None if self.decode else self._encoded(epoch, positions, indices, copies)
         rows = np.arange(len(indices))
         if encoded is not None:
             rows = np.setdiff1d(rows, encoded.rows)
-        batch = _empty(self.shape(len(indices) if len(rows) else 0))
-        mask = self._fill(batch, rows, epoch, positions[rows], indices, copies, bad)
-        return batch, mask, encoded
+        batches = [_empty(self.shape(len(indices) if len(rows) else 0, shown)) for shown in self.shown]
+        mask = self._fill(batches, rows, epoch, positions[rows], indices, copies, bad)
+        return batches[0], mask, encoded, batches[1] if len(batches) > 1 else None
 
-    def shape(self, rows: int) -> tuple[int, int, int, int]:
-        """Return the shape of the pixels of so many rows."""
-        settings = self.pixels.preprocessing
-        return self.views * rows, settings.channels, *settings.image_size
+    def shape(self, rows: int, shown: Shown | None = None) -> tuple[int, int, int, int]:
+        """Return the shape of the pixels of so many rows, in the model's size if not as others."""
+        shown = shown or self.shown[0]
+        return len(shown.views) * rows, self.pixels.preprocessing.channels, *shown.size
 
     def _encoded(
         self, epoch: int, positions: np.ndarray, indices: np.ndarray, copies: np.ndarray
@@ -184,9 +235,7 @@ class Pipeline:
                     loaded.append(found[1])
         if not rows:
             return None
-        draws = Draws(
-            self.augment, self.order.seed, epoch, *in_views(indices[rows], copies[rows], self.views)
-        )
+        draws = Draws(self.augment, self.order.seed, epoch, *self.shown[0].rows(indices[rows], copies[rows]))
         height, width = np.tile(loaded, (self.views, 1)).T  # draws are of the pixels that the host would load
         boxes = draws.boxes(height, width) * np.tile(np.divide(sizes, loaded), (self.views, 2))
         shape = self.views, len(rows)
@@ -209,12 +258,12 @@ class Pipeline:
         images = raw.images.clone() if len(raw.images) else _empty(self.shape(len(raw.indices)))
         bad = list(raw.bad)
         indices, copies = raw.indices.copy(), raw.copies.copy()
-        self._fill(images, raw.encoded.rows, epoch, raw.encoded.positions, indices, copies, bad)
+        self._fill([images], raw.encoded.rows, epoch, raw.encoded.positions, indices, copies, bad)
         return raw._replace(images=images, indices=indices, copies=copies, bad=bad, encoded=None)
 
     def _fill(
         self,
-        batch: Tensor,
+        batches: list[Tensor],
         rows: np.ndarray,
         epoch: int,
         positions: np.ndarray,
@@ -222,9 +271,8 @@ class Pipeline:
         copies: np.ndarray,
         bad: list[tuple[int, str]],
     ) -> Tensor | None:
-        """Load, crop, flip and operate image by image, into these rows of the batch; an unreadable file's
-        place is taken by another image. Returns the mask of padded images."""
-        images = batch.numpy()
+        """Load, crop, flip and operate image by image, into these rows of each kind's batch; an unreadable
+        file's place is taken by another image. Returns the mask of padded images."""
         masks: list[np.ndarray] = []
         for start in range(0, len(rows), CHUNK):
             part, places = rows[start : start + CHUNK], positions[start : start + CHUNK]
@@ -234,10 +282,11 @@ class Pipeline:
             ]
             if self.pixels.pads:
                 masks += [self.pixels.transform.mask(*pixels.shape[:2]) for pixels in loaded]
-            for view in range(self.views):
-                numbers = copies[part] * self.views + view
-                into = view * len(indices) + part
-                self._vary(epoch, loaded, indices[part], numbers, images, into)
+            for shown, batch in zip(self.shown, batches, strict=False):
+                for place, view in enumerate(shown.views):
+                    numbers = copies[part] * shown.all + view
+                    into = place * len(indices) + part
+                    self._vary(epoch, loaded, indices[part], numbers, shown, batch.numpy(), into)
         return torch.from_numpy(np.stack(masks)).repeat(self.views, 1) if masks else None
 
     def _vary(
@@ -246,20 +295,24 @@ class Pipeline:
         loaded: list[np.ndarray],
         indices: np.ndarray,
         copies: np.ndarray,
+        shown: Shown,
         images: np.ndarray,
         into: np.ndarray,
     ) -> None:
         """Crop, flip and operate loaded images as these copies of them, into rows of `images`."""
-        assert self.augment is not None
-        draws = Draws(self.augment, self.order.seed, epoch, indices, copies)
-        chosen = operations.choose(self.augment, draws.operate) if self.operate else [[]] * len(loaded)
+        draws = Draws(shown.augment, self.order.seed, epoch, indices, copies)
+        chosen = operations.choose(shown.augment, draws.operate) if self.operate else [[]] * len(loaded)
         if self.pixels.crops:
             sizes = np.array([pixels.shape[:2] for pixels in loaded])
             boxes = draws.boxes(sizes[:, 0], sizes[:, 1]).tolist()
-            loaded = [self.pixels.cropped(pixels, box) for pixels, box in zip(loaded, boxes, strict=True)]
+            loaded = [
+                self.pixels.cropped(pixels, box, shown.size)
+                for pixels, box in zip(loaded, boxes, strict=True)
+            ]
         for k, pixels in enumerate(loaded):
             varied = _varied(pixels, bool(draws.flip[k]), chosen[k])
-            images[into[k]] = self.pixels.transform.padded(varied).transpose(2, 0, 1)
+            whole = varied if self.pixels.crops else self.pixels.transform.padded(varied)
+            images[into[k]] = whole.transpose(2, 0, 1)
 
     def _load_or_replace(
         self,
