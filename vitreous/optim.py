@@ -234,6 +234,29 @@ def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, nn.Parameter
         yield from zip(group["param_names"], group["params"], strict=True)
 
 
+class ScheduledDecay:
+    """Weight decay that changes along a run by a cosine, AdamW's way: `lr * decay` of each weight is taken
+    away before a step. An optimizer's own can't change where a CUDA graph replays it."""
+
+    def __init__(self, parameters: Named, first: float, last: float, device: torch.device) -> None:
+        self.first, self.last = first, last
+        self.parameters = [
+            parameter for name, parameter in parameters if parameter.requires_grad and decays(name, parameter)
+        ]
+        self.taken = torch.zeros((), device=device)
+        """The part that the next step takes away."""
+
+    def set(self, lr: float, progress: float) -> None:
+        """Choose the part for a step at this rate, so far into the run."""
+        self.taken.fill_(lr * (self.last + (self.first - self.last) * (1 + math.cos(math.pi * progress)) / 2))
+
+    @torch.no_grad()
+    def apply(self, refused: Tensor | None = None) -> None:
+        """Take it away, unless `refused` is given and true."""
+        taken = self.taken if refused is None else self.taken * (1 - refused.float())
+        torch._foreach_mul_([_local(each) for each in self.parameters], 1 - taken)  # pyright: ignore[reportPrivateImportUsage]
+
+
 class Ema:
     """An exponential moving average of a module's weights, kept beside it (Polyak averaging)."""
 
@@ -256,13 +279,7 @@ class Ema:
         pairs = [(_local(self.tensors[name]), _local(value).detach()) for name, value in self._live.items()]
         means = [mean for mean, _ in pairs if mean.is_floating_point()]
         values = [value for mean, value in pairs if mean.is_floating_point()]
-        weight = self._weight(step, refused)
-        if not isinstance(weight, Tensor):
-            torch._foreach_lerp_(means, values, weight)  # pyright: ignore[reportPrivateImportUsage]
-        else:
-            changes = torch._foreach_sub(values, means)  # pyright: ignore[reportPrivateImportUsage]
-            torch._foreach_mul_(changes, weight)  # pyright: ignore[reportPrivateImportUsage]
-            torch._foreach_add_(means, changes)  # pyright: ignore[reportPrivateImportUsage]
+        follow(means, values, self._weight(step, refused))
         for mean, value in pairs:
             if not mean.is_floating_point():
                 mean.copy_(value)
@@ -291,6 +308,16 @@ class Ema:
             kept = theirs.clone()
             theirs.copy_(ours)
             ours.copy_(kept)
+
+
+def follow(means: list[Tensor], values: list[Tensor], weight: float | Tensor) -> None:
+    """Move means towards values by a share of the way, which may be a number on the device."""
+    if not isinstance(weight, Tensor):
+        torch._foreach_lerp_(means, values, weight)  # pyright: ignore[reportPrivateImportUsage]
+        return
+    changes = torch._foreach_sub(values, means)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_mul_(changes, weight)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_add_(means, changes)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _local(tensor: Tensor) -> Tensor:

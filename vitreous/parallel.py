@@ -192,7 +192,10 @@ def prepare(
     if shard:
         return _shard(module, world, precision)
     ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+    # Buffers are the same everywhere, or each rank's own: nothing to broadcast.
+    return DistributedDataParallel(
+        module, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -269,6 +272,15 @@ def agree(flag: Tensor, world: World) -> Tensor:
     raised = flag.to(torch.int32)
     dist.all_reduce(raised, op=dist.ReduceOp.MAX)
     return raised.bool()
+
+
+def added_up(tensor: Tensor) -> Tensor:
+    """Return the sum of every rank's tensor on its device, without waiting for it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return tensor
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
 
 
 def is_main() -> bool:

@@ -11,6 +11,9 @@ from vitreous import parallel
 from vitreous.data import Batch, Loader
 from vitreous.evals.outputs import Inference, Interrupted
 
+Task = Callable[[Batch], tuple[Tensor, dict[str, Tensor]]]
+"""From a batch to the mean loss of its images, and metrics that are means over the same."""
+
 
 @dataclass(frozen=True)
 class MeanLoss:
@@ -23,24 +26,37 @@ class MeanLoss:
         return dict(self.figures)
 
 
+class Means:
+    """Adds up a task's loss and metrics over batches, in parts where memory is short."""
+
+    def __init__(self, objective: Task, inference: Inference) -> None:
+        self.objective, self.inference = objective, inference
+        self.sums: dict[str, float] = {"loss": 0.0, "count": 0.0}
+
+    def add(self, batch: Batch) -> None:
+        """Compute a batch; one without images too, for a rank without any takes part in what others share."""
+        for part in batch.parts(self.inference.micro_batch or max(1, len(batch))):
+            with parallel.autocast(self.inference.world.device, self.inference.precision):
+                loss, metrics = self.objective(part)
+            for name, value in {"loss": loss, **metrics}.items():
+                self.sums[name] = self.sums.get(name, 0.0) + value.item() * len(part)
+            self.sums["count"] += len(part)
+
+    def figures(self) -> dict[str, float]:
+        """Return the means over the images of all ranks, and how many these are."""
+        totals = parallel.total(self.sums, self.inference.world)
+        count = totals.pop("count")
+        return {**{name: value / max(1.0, count) for name, value in totals.items()}, "count": count}
+
+
 @torch.no_grad()
-def collect(
-    objective: nn.Module | Callable[[Batch], tuple[Tensor, dict[str, Tensor]]],
-    loader: Loader,
-    inference: Inference,
-) -> MeanLoss:
+def collect(objective: Task, loader: Loader, inference: Inference) -> MeanLoss:
     """Return the means over every image of the loader's split, of all ranks."""
     if isinstance(objective, nn.Module):
         objective.eval()
-    sums: dict[str, float] = {"loss": 0.0, "count": 0.0}
+    means = Means(objective, inference)
     for batch in loader.epoch(0):
-        with parallel.autocast(inference.world.device, inference.precision):
-            loss, metrics = objective(batch)
-        for name, value in {"loss": loss, **metrics}.items():
-            sums[name] = sums.get(name, 0.0) + value.item() * len(batch)
-        sums["count"] += len(batch)
+        means.add(batch)
         if inference.stopped is not None and any(parallel.any_rank([inference.stopped()], inference.world)):
             raise Interrupted
-    totals = parallel.total(sums, inference.world)
-    count = totals.pop("count")
-    return MeanLoss({**{name: value / max(1.0, count) for name, value in totals.items()}, "count": count})
+    return MeanLoss(means.figures())

@@ -20,8 +20,12 @@ from vitreous.errors import ModelError
 from vitreous.models import positions
 from vitreous.models.architecture import ViTConfig, pair
 from vitreous.models.initialize import initialize
+from vitreous.models.positions import Grid
 from vitreous.models.protocol import FeaturePooling, ImageModel, Size
 from vitreous.models.resnet import trunk
+
+CODES = ("grid_embed", "cosine", "sine", "offsets")
+"""The fixed position codes, of which each kind of positions has its own."""
 
 
 class Geometry(NamedTuple):
@@ -246,8 +250,10 @@ class VisionTransformer(ImageModel):
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the encoder's tokens (B, prefix + N, D); `mask` (B, N) is False for patches to ignore."""
-        geometry = self.geometry(mask)
-        x = self.embed(x)
+        return self.run_blocks(self.embed(x), self.geometry(mask))
+
+    def run_blocks(self, x: Tensor, geometry: Geometry) -> Tensor:
+        """Return z_L, normalised, from any of the tokens of z_0 (B, …, D): what is not there is not seen."""
         for block in self.blocks:
             x = block(x, geometry)
         return self.norm(x)
@@ -272,29 +278,40 @@ class VisionTransformer(ImageModel):
     def embed(self, x: Tensor) -> Tensor:
         """Return z_0 (B, prefix + N, D): prefix tokens and projected patches, positions added (Eq. 1)."""
         self._check_input(x)
-        x = self.patch_embed(x)
+        return self.place(self.patch_embed(x))
+
+    def place(self, x: Tensor, grid: Grid | None = None) -> Tensor:  # (B, N, D) → (B, prefix + N, D)
+        """Put the prefix tokens before projected patches, and add the positions (Eq. 1).
+
+        `grid`: how the patches lie, where that is another than the model's: its positions are resampled.
+        """
         tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         prefix = [token.expand(x.shape[0], -1, -1) for token in tokens]
-        if self.config.positions == "learned" and self.config.placed_prefix == self.config.prefix:
-            return self.pos_drop(torch.cat([*prefix, x], dim=1) + self.pos_embed)
+        placed_on: Grid = grid or self.config.grid
+        height, width = placed_on
         if self.config.positions == "learned":
             placed = self.config.placed_prefix
+            learned = positions.resample_positions(self.pos_embed, self.config.grid, placed_on, placed)
+            if placed == self.config.prefix:
+                return self.pos_drop(torch.cat([*prefix, x], dim=1) + learned)
             if placed:  # only the leading prefix tokens have a position: DINOv2 with registers
                 head = torch.cat(prefix, dim=1)
-                prefix = [head[:, :placed] + self.pos_embed[:, :placed], head[:, placed:]]
-            x = x + self.pos_embed[:, placed:]
+                prefix = [head[:, :placed] + learned[:, :placed], head[:, placed:]]
+            x = x + learned[:, placed:]
         elif self.config.positions == "sincos2d":
-            x = x + self.grid_embed
+            x = x + self.codes(placed_on)["grid_embed"]
         elif self.config.positions == "learned2d":
-            height, width = self.config.grid
-            rows = self.pos_embed_y[:, :, None].expand(-1, -1, width, -1)
-            columns = self.pos_embed_x[:, None].expand(-1, height, -1, -1)
+            rows = positions.resample_axis(self.pos_embed_y, height)[:, :, None].expand(-1, -1, width, -1)
+            columns = positions.resample_axis(self.pos_embed_x, width)[:, None].expand(-1, height, -1, -1)
             x = x + torch.cat([rows, columns], dim=-1).flatten(1, 2)
         return self.pos_drop(torch.cat([*prefix, x], dim=1))
 
-    def geometry(self, mask: Tensor | None = None) -> Geometry:
+    def geometry(self, mask: Tensor | None = None, grid: Grid | None = None) -> Geometry:
         """Return what the attentions need to know besides the tokens, for one forward pass."""
-        rotation = (self.cosine, self.sine) if self.config.positions == "rope" else None
+        rotation = None
+        if self.config.positions == "rope":
+            codes = self.codes(grid or self.config.grid)
+            rotation = codes["cosine"], codes["sine"]
         offsets = self.offsets if self.config.positions == "relative" else None
         if mask is None:
             return Geometry(rotation, offsets)
@@ -368,18 +385,31 @@ class VisionTransformer(ImageModel):
 
     def place_tokens(self) -> None:
         """Compute the fixed position codes of the grid; they are derived, so no checkpoint holds them."""
+        self._other_codes: dict[tuple[Grid, torch.device], dict[str, Tensor]] = {}
+        for name, code in self._fixed_codes(self.config.grid).items():
+            self.register_buffer(name, code, persistent=False)
+
+    def codes(self, grid: Grid) -> dict[str, Tensor]:
+        """Return the fixed position codes of a grid; of another than the model's they are made once."""
+        if grid == self.config.grid:
+            return {name: getattr(self, name) for name in CODES if hasattr(self, name)}
+        key = grid, self.patch_embed.proj.weight.device
+        if key not in self._other_codes:
+            self._other_codes[key] = self._fixed_codes(grid)
+        return self._other_codes[key]
+
+    def _fixed_codes(self, grid: Grid) -> dict[str, Tensor]:
         config, device = self.config, self.patch_embed.proj.weight.device
         codes: dict[str, Tensor] = {}
         with torch.device("cpu"):
             if config.positions == "sincos2d":
-                codes["grid_embed"] = positions.sincos2d(config.grid, config.width)
+                codes["grid_embed"] = positions.sincos2d(grid, config.width)
             elif config.positions == "rope":
                 head_width = config.width // config.heads
-                codes["cosine"], codes["sine"] = positions.rotary2d(config.grid, head_width, config.prefix)
+                codes["cosine"], codes["sine"] = positions.rotary2d(grid, head_width, config.prefix)
             elif config.positions == "relative":
-                codes["offsets"] = positions.relative_offsets(config.grid, config.prefix)
-        for name, code in codes.items():
-            self.register_buffer(name, code.to(device), persistent=False)
+                codes["offsets"] = positions.relative_offsets(grid, config.prefix)
+        return {name: code.to(device) for name, code in codes.items()}
 
     @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:

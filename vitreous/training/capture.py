@@ -31,20 +31,20 @@ class CapturedStep(Step):
         self._names: tuple[str, ...] = ()
         self._values: Tensor
 
-    def __call__(self, batch: Batch, step: int, lr: float) -> Outcome:
+    def __call__(self, batch: Batch, step: int, lr: float, progress: float = 0.0) -> Outcome:
         """Take the step of this number: replayed once it is recorded."""
         if not self.usable or len(batch) > self.gradients.micro_batch:
-            return super().__call__(batch, step, lr)
+            return super().__call__(batch, step, lr, progress)
         if self._graph is None and self._taken < WARM:
             self._taken += 1
-            return super().__call__(batch, step, lr)
-        self.prepare(step, lr)
+            return super().__call__(batch, step, lr, progress)
+        self.prepare(step, lr, progress)
         if self._graph is None and not self._record(batch):
-            return super().__call__(batch, step, lr)
+            return super().__call__(batch, step, lr, progress)
         assert self._graph is not None
         if not _filled(self._batch, batch):  # of another shape: the last batch of a small set
-            return super().__call__(batch, step, lr)
-        self.gradients.seed(step)
+            return super().__call__(batch, step, lr, progress)
+        self.gradients.begin(step, progress)
         self._graph.replay()
         self.objective.after_update(step, self.refused)
         return self.deliver(self._names, self._values)
@@ -77,15 +77,14 @@ class CapturedStep(Step):
 
 def _copied(batch: Batch) -> Batch:
     """Return a batch whose tensors stay where they are: what is recorded reads them there."""
-    mask = None if batch.mask is None else batch.mask.clone()
-    return replace(batch, images=batch.images.clone(), targets=batch.targets.clone(), mask=mask)
+    names = ("images", "targets", "mask", "words", "small")
+    found = {name: getattr(batch, name) for name in names}
+    return replace(batch, **{name: each.clone() for name, each in found.items() if each is not None})
 
 
 def _filled(kept: Batch, batch: Batch) -> bool:
     """Copy a batch into the tensors of another; False: it has another shape."""
-    pairs = [(kept.images, batch.images), (kept.targets, batch.targets)]
-    if kept.mask is not None and batch.mask is not None:
-        pairs.append((kept.mask, batch.mask))
+    pairs = list(zip(kept.tensors, batch.tensors, strict=True))
     if any(mine.shape != other.shape or mine.dtype != other.dtype for mine, other in pairs):
         return False
     for mine, other in pairs:

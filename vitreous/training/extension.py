@@ -100,14 +100,25 @@ def _known(run: Path) -> list[Stage]:
     return [Stage(**each) for each in folder.read_json(path)] if path.exists() else []
 
 
-def learning_rate(plan: Plan, stages: Sequence[Stage], position: Position) -> float:
-    """Return the rate of the next step: by the steps of its stage, or by the part of its time that has
-    passed."""
+def progress(stages: Sequence[Stage], position: Position) -> float:
+    """Return the part of the plan that is behind the next step, 0 to 1; 1 in an extension."""
+    number, step, steps = _within(stages, position)
+    return 1.0 if number else min(1.0, step / max(1, steps))
+
+
+def _within(stages: Sequence[Stage], position: Position) -> tuple[int, float, int]:
+    """Return the number of the next step's stage, how far it is into it, and how many steps that has: by
+    steps, or by the part of its time that has passed."""
     number = max(number for number, stage in enumerate(stages) if stage.start <= position.step)
     stage, last = stages[number], number == len(stages) - 1
     steps = (position.steps if last else stages[number + 1].start) - stage.start
     by_time = last and stage.seconds is not None
-    step = position.share * steps if by_time else position.step - stage.start
+    return number, position.share * steps if by_time else position.step - stage.start, steps
+
+
+def learning_rate(plan: Plan, stages: Sequence[Stage], position: Position) -> float:
+    """Return the rate of the next step."""
+    number, step, steps = _within(stages, position)
     if not number or plan.schedule == "constant":
         cooldown = steps // 5 if plan.schedule == "rsqrt" else 0
         warmup = 0 if number else round(plan.warmup * steps)

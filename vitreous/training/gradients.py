@@ -33,24 +33,26 @@ class Gradients:
         self._seed, self.note = seed, note
         self._fits = world.size == 1
 
-    def __call__(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        """Return this rank's share of the whole batch's mean loss and metrics; the ranks' shares add up."""
+    def __call__(self, batch: Batch, step: int, progress: float = 0.0) -> dict[str, Tensor]:
+        """Return this rank's share of the whole batch's mean loss and metrics; the ranks' shares add up.
+
+        `progress`: the part of the run that is behind this step, 0 to 1."""
         if not self._fits:
-            self._find_fit(batch, step)
+            self._find_fit(batch, step, progress)
         while True:
             try:
-                return self._compute(self.module, batch, step)
+                return self._compute(self.module, batch, step, progress)
             except (RuntimeError, MemoryError) as error:
                 if not parallel.out_of_memory(error):
                     raise
             self._halve()  # outside of the except clause, which holds on to the tensors
 
-    def _find_fit(self, batch: Batch, step: int) -> None:
+    def _find_fit(self, batch: Batch, step: int, progress: float) -> None:
         """Find what fits before ranks wait for each other: one that fails alone leaves the rest hanging."""
         while not self._fits:
             failed = False
             try:
-                self._compute(self.objective, batch, step)
+                self._compute(self.objective, batch, step, progress)
             except (RuntimeError, MemoryError) as error:
                 if not parallel.out_of_memory(error):
                     raise
@@ -60,13 +62,14 @@ class Gradients:
             if not self._fits:
                 self._halve()
 
-    def _compute(self, module: nn.Module, batch: Batch, step: int) -> dict[str, Tensor]:
-        self.seed(step)  # here: what is tried twice draws the same
+    def _compute(self, module: nn.Module, batch: Batch, step: int, progress: float) -> dict[str, Tensor]:
+        self.begin(step, progress)  # here: what is tried twice draws the same
         return self.add_up(batch, module)
 
-    def seed(self, step: int) -> None:
-        """Seed what a step draws: dropout and stochastic depth."""
+    def begin(self, step: int, progress: float) -> None:
+        """Seed what a step draws (dropout and stochastic depth), and let the task prepare for it."""
         parallel.seed_step(self._seed, step, self.world.rank)
+        self.objective.before_step(progress)
 
     def add_up(self, batch: Batch, module: nn.Module | None = None) -> dict[str, Tensor]:
         """Compute the gradients, whatever memory there is, and return this rank's share of the figures."""

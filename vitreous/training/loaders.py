@@ -9,7 +9,7 @@ import torch
 
 from vitreous import console, parallel
 from vitreous.config import Augment, TrainConfig
-from vitreous.data import Dataset, Loader, Split, make_loader
+from vitreous.data import Dataset, Loader, SmallViews, Split, make_loader
 from vitreous.data.device_store import fits
 from vitreous.data.images import ArrayImages
 from vitreous.evals.outputs import FEW
@@ -22,9 +22,15 @@ SAMPLE = 128
 
 
 def training_loader(
-    dataset: Dataset, plan: Plan, options: TrainConfig, world: parallel.World, *, views: int = 1
+    dataset: Dataset,
+    plan: Plan,
+    options: TrainConfig,
+    world: parallel.World,
+    *,
+    views: int = 1,
+    small: SmallViews | None = None,
 ) -> Loader:
-    """Return the loader of training images, which come in so many views."""
+    """Return the loader of training images, which come in so many views, and in small ones."""
     split = dataset.splits["train"]
     chosen = where(split, plan, options, world, plan.augment) if world.is_main else ("host", "")
     pixels, reason = parallel.broadcast(chosen, world)  # one way for all ranks: it may have been timed
@@ -37,6 +43,7 @@ def training_loader(
         seed=plan.seed,
         sampler="balanced" if plan.balance == "sampler" else "uniform",
         views=views,
+        small=small,
         **_common(split, plan, options, world, pixels),
     )
 

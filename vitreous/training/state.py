@@ -51,13 +51,18 @@ class State:
         device = next(objective.parameters()).device
         self._step: int | Tensor = torch.zeros((), device=device) if capturable else 0
         self.optimizers = self._build()
+        self.decay: optim.ScheduledDecay | None = None
+        if plan.final_weight_decay is not None:
+            self.decay = optim.ScheduledDecay(
+                objective.named_parameters(), plan.weight_decay, plan.final_weight_decay, device
+            )
 
     def _build(self) -> list[torch.optim.Optimizer]:
         return optim.build(
             self.objective.named_parameters(),
             self.plan.optimizer,
             lr=self.plan.lr,
-            weight_decay=self.plan.weight_decay,
+            weight_decay=self.plan.weight_decay if self.plan.final_weight_decay is None else 0.0,
             layer_decay=self.plan.layer_decay,
             capturable=self.capturable,
         )
@@ -80,9 +85,11 @@ class State:
             optim.create_state(self.optimizers, keys)
         checkpoints.load(saved, self.tensors())
 
-    def set_step(self, step: int, lr: float) -> None:
-        """Set what the next update depends on: the learning rate, and how far the average follows."""
+    def set_step(self, step: int, lr: float, progress: float = 0.0) -> None:
+        """Set what the next update depends on: learning rate, weight decay, how far the average follows."""
         optim.set_learning_rate(self.optimizers, lr)
+        if self.decay is not None:
+            self.decay.set(lr, progress)
         if isinstance(self._step, Tensor):
             self._step.fill_(step)
         else:
@@ -93,6 +100,8 @@ class State:
 
         Where `refused` is given and true, on the device, nothing moves.
         """
+        if self.decay is not None:
+            self.decay.apply(refused)
         for optimizer in self.optimizers:
             optim.refuse(optimizer, refused)
             optimizer.step()

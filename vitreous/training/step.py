@@ -42,18 +42,18 @@ class Step:
         self.refused = torch.zeros((), dtype=torch.bool, device=self.world.device)
         """Whether this step, or one before it since `resume`, was not finite."""
 
-    def __call__(self, batch: Batch, step: int, lr: float) -> Outcome:
+    def __call__(self, batch: Batch, step: int, lr: float, progress: float = 0.0) -> Outcome:
         """Take the step of this number; on a device the call returns before it is done."""
-        self.prepare(step, lr)
-        figures = self.gradients(batch, step)
+        self.prepare(step, lr, progress)
+        figures = self.gradients(batch, step, progress)
         figures = self.move(figures)
         self.finish(step)
         return self.deliver(tuple(figures), stacked(figures))
 
-    def prepare(self, step: int, lr: float) -> None:
+    def prepare(self, step: int, lr: float, progress: float) -> None:
         """Set what the host knows of the step: the mode, the learning rate, the average's weight."""
         self.objective.train()
-        self.state.set_step(step, lr)
+        self.state.set_step(step, lr, progress)
 
     def move(self, figures: dict[str, Tensor]) -> dict[str, Tensor]:
         """Move the weights by their gradients, unless something is not finite; add norm and refusal."""
