@@ -21,6 +21,7 @@ CONFIGS: dict[str, type[Any]] = {
     "finetune": config.FinetuneConfig,
     "inspect": config.InspectConfig,
     "predict": config.PredictConfig,
+    "pretrain": config.PretrainConfig,
     "probe": config.ProbeConfig,
     "train": config.TrainConfig,
 }
@@ -45,6 +46,7 @@ def test_the_public_names_are_these() -> None:
         "list_models",
         "load",
         "predict",
+        "pretrain",
         "probe",
         "train",
     ]
@@ -94,7 +96,7 @@ def test_a_verb_has_the_options_and_defaults_of_its_config(verb: str) -> None:
     parameters = inspect.signature(getattr(vitreous, verb)).parameters.values()
     options = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
     for callback in ("on_step", "on_evaluation"):  # Python's alone
-        assert (callback in options) == (verb in ("train", "finetune", "distill"))
+        assert (callback in options) == (verb in ("train", "finetune", "distill", "pretrain"))
         assert options.pop(callback, None) is None
     assert options == {each.name: each.default for each in fields(CONFIGS[verb])}
 
@@ -102,7 +104,8 @@ def test_a_verb_has_the_options_and_defaults_of_its_config(verb: str) -> None:
 @pytest.mark.parametrize("verb", CONFIGS)
 def test_an_unknown_option_is_refused_before_anything_is_read(verb: str) -> None:
     known = fields(CONFIGS[verb])[-1].name
-    arguments = {"convert": ("a", "b", "hf"), "train": ("no-data",)}.get(verb, ("no-file", "no-data"))
+    few = {"convert": ("a", "b", "hf"), "train": ("no-data",), "pretrain": ("no-data",)}
+    arguments = few.get(verb, ("no-file", "no-data"))
     with pytest.raises(vitreous.VitreousError) as caught:
         getattr(vitreous, verb)(*arguments, **{f"{known}x": 1})
     assert str(caught.value) == f"{verb} has no option '{known}x'; did you mean {known}?"

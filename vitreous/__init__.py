@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vitreous.api import finetune as finetune
     from vitreous.api import inspect as inspect
     from vitreous.api import predict as predict
+    from vitreous.api import pretrain as pretrain
     from vitreous.api import probe as probe
     from vitreous.api import train as train
     from vitreous.errors import VitreousError as VitreousError
@@ -47,6 +48,7 @@ _HOME = {
     "list_models": "vitreous.models.zoo",
     "load": "vitreous.predict",
     "predict": "vitreous.api",
+    "pretrain": "vitreous.api",
     "probe": "vitreous.api",
     "train": "vitreous.api",
 }
@@ -69,6 +71,7 @@ __all__ = [
     "list_models",
     "load",
     "predict",
+    "pretrain",
     "probe",
     "train",
 ]

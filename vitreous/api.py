@@ -22,6 +22,7 @@ from vitreous.config import (
     InspectConfig,
     Layout,
     PredictConfig,
+    PretrainConfig,
     ProbeConfig,
     TrainConfig,
 )
@@ -139,6 +140,25 @@ def distill(
     callbacks = Callbacks(on_step, on_evaluation)
     about: dict[str, Any] = {"afterwards": _report_seconds(config), "started": started}
     return _finish(work(os.fspath(teacher), _source(data), config, callbacks=callbacks, **about))
+
+
+@takes(PretrainConfig)
+def pretrain(
+    data: Data,
+    *,
+    on_step: "Callback | None" = None,
+    on_evaluation: "Callback | None" = None,
+    **options: Any,
+) -> Run:
+    """Teach a model what pictures look like, without labels; labels, where there are any, only watch."""
+    started = _now()
+    from vitreous.training import Callbacks
+    from vitreous.training import pretrain as work
+
+    config = from_keywords(PretrainConfig, options, "pretrain")
+    callbacks = Callbacks(on_step, on_evaluation)
+    about: dict[str, Any] = {"afterwards": _report_seconds(config), "started": started}
+    return _finish(work(_source(data), config, callbacks=callbacks, **about))
 
 
 def _source(data: Data) -> "str | InMemory":

@@ -304,6 +304,37 @@ class DistillConfig(TrainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PretrainConfig(TrainConfig):
+    """How a model learns from pictures alone; else as in training."""
+
+    objective: Literal["masked", "mae", "dino"] = "mae"
+    """masked: the paper's, colours of patches that are hidden; mae: a masked autoencoder, which sees a
+    quarter of the patches and paints the rest; dino: small and large crops of an image look alike."""
+    init: str | None = field(default=None, metadata=NOT_GIVEN)
+    """A trained model to go on from: any CKPT."""
+    target: Literal["color", "small", "pixels"] = "color"
+    """What masked predicts of a patch: its mean colour of 3 bits for each channel, the same for each pixel of
+    the patch downsized to 4x4, or all of its pixels."""
+    mask_ratio: float = 0.75
+    """Part of the patches that mae hides."""
+    decoder_width: int | None = None
+    """Of the blocks with which mae paints; auto: half of the model's."""
+    decoder_depth: int = 2
+    """How many blocks mae paints with."""
+    prototypes: int = 1024
+    """How many answers dino's teacher can give."""
+    local_crops: int = 8
+    """Small crops of each image that dino shows beside two large ones."""
+    local_scale: tuple[float, float] | None = None
+    """Part of an image's area that a small crop keeps, from and to; auto: 0.2 to 0.5, of large images 0.05 to
+    0.4."""
+    on_collapse: Literal["warn", "stop"] = "warn"
+    """Where all images have become alike to the model: say so, or end the run too."""
+    preview: bool = False
+    """Draw what the model makes of some images at each evaluation, into the run folder's preview/."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
     """What is measured, and on what."""
 
@@ -445,7 +476,7 @@ class InspectConfig:
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "main": (
-        *("model", "match", "init", "tune", "recipe", "method", "split", "image_size"),
+        *("objective", "model", "match", "init", "tune", "recipe", "method", "split", "image_size"),
         *("epochs", "time_budget", "extend", "batch_size", "lr", "out", "seed", "device"),
     ),
     "model": (
@@ -470,18 +501,28 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "mix_probability",
             "unmixed",
         ),
-        *("repeats", "geometry", "color", "fit"),
+        *("repeats", "geometry", "color", "fit", "local_crops", "local_scale"),
     ),
     "optimisation": (
         *("optimizer", "find_lr", "schedule", "warmup", "weight_decay", "layer_decay", "clip", "ema"),
         *("loss", "label_smoothing", "binary_targets", "on_nan"),
         *("targets", "temperature", "teacher_share", "distance"),
+        *("target", "mask_ratio", "decoder_width", "decoder_depth", "prototypes", "on_collapse"),
     ),
     "measurement": (
         *("metric", "shots", "seeds", "compare", "calibrate", "abstain", "restrict", "real_labels"),
         *("resolutions", "corruptions"),
     ),
     "hardware": ("micro_batch", "workers", "precision", "pixels", "compile", "checkpointing", "shard"),
-    "logging and file": ("save_every", "keep", "cache", "thumbnails", "tensorboard", "wandb", "mlflow"),
+    "logging and file": (
+        "save_every",
+        "keep",
+        "cache",
+        "thumbnails",
+        "preview",
+        "tensorboard",
+        "wandb",
+        "mlflow",
+    ),
 }
 """The options of the large configs, as `--help` shows them: the few that matter first."""

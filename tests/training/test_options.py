@@ -12,7 +12,7 @@ import torch
 
 from tests.training.runs import assert_same_weights, plan_of, run, weights
 from vitreous import checkpoint, parallel
-from vitreous.config import DistillConfig, FinetuneConfig, TrainConfig
+from vitreous.config import DistillConfig, FinetuneConfig, PretrainConfig, TrainConfig
 from vitreous.data import make_loader
 from vitreous.data.device import DeviceLoader
 from vitreous.data.host import HostLoader
@@ -100,7 +100,18 @@ ELSEWHERE = {
         ("match", "targets", "temperature", "teacher_share", "distance"),
         "training/test_distill.py::test_settings_are_the_options",
     ),
+    "objective": "training/test_pretrain.py::test_what_is_painted_is_shown",
+    "preview": "training/test_pretrain.py::test_what_is_painted_is_shown",
+    "on_collapse": "training/test_pretrain.py::test_a_collapse_is_caught",
+    **dict.fromkeys(
+        (
+            *("target", "mask_ratio", "decoder_width", "decoder_depth"),
+            *("prototypes", "local_crops", "local_scale"),
+        ),
+        "training/test_pretrain.py::test_options_change_what_is_learned",
+    ),
 }
+KINDS = (TrainConfig, FinetuneConfig, DistillConfig, PretrainConfig)
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +165,7 @@ def value_at(folder: Path, path: str) -> Any:
 
 def test_no_option_is_forgotten() -> None:
     """A new option needs a row above, or a test that names it; one that is gone leaves nothing behind."""
-    options = {each.name for kind in (TrainConfig, FinetuneConfig, DistillConfig) for each in fields(kind)}
+    options = {each.name for kind in KINDS for each in fields(kind)}
     assert options == {option for option, *_ in CHANGES} | ELSEWHERE.keys()
     assert setup.FREE <= ELSEWHERE.keys()
     for option, where in ELSEWHERE.items():

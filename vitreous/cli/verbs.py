@@ -20,6 +20,7 @@ from vitreous.config import (
     InspectConfig,
     Layout,
     PredictConfig,
+    PretrainConfig,
     ProbeConfig,
     TrainConfig,
 )
@@ -152,12 +153,32 @@ def distill(
     _show_run(api.distill(teacher, data, **options))
 
 
+def pretrain(data: Data, *, options: Annotated[Options, flags.of(PretrainConfig)]) -> None:
+    """Learn from pictures alone: no labels needed.
+
+    What it gives is fine-tuned, or probed. Labels, where there are any, only watch.
+
+    Examples:
+        vitreous pretrain photos/ --objective mae --time-budget 1h
+        vitreous pretrain photos/ --objective dino --init tiny --epochs 50
+
+    Args:
+        data: As for train; folders without classes too.
+    """
+    _show_run(api.pretrain(data, **options))
+
+
 def _show_sweep(run: api.Run) -> None:
     """Print what `--find-lr` found."""
     none = "none: the loss did not fall"
     suggested = none if run.suggestion is None else f"--lr {run.suggestion:g}"
     rows = [["suggested", suggested], ["planned without it", f"{run.planned:.3g}"], ["page", str(run.report)]]
     console.table(["learning rate", "value"], rows)
+
+
+SHOWN = {"mean_average_precision": ".2%", "accuracy": ".2%", "top5": ".2%", "knn": ".2%", "loss": ".4f"}
+SHOWN |= {"effective_rank": ".1f", "mean_cosine": ".3f"}
+"""The figures of a run's final table, and how they are written."""
 
 
 def _show_run(run: api.Run) -> None:
@@ -169,14 +190,9 @@ def _show_run(run: api.Run) -> None:
         return
     rows: list[list[console.Cell]] = []
     for split in ("val", "test"):
-        for name in ("mean_average_precision", "accuracy", "top5", "loss"):
+        for name, form in SHOWN.items():
             if (value := run.get(split, {}).get(name)) is not None:
-                rows.append(
-                    [
-                        f"{split} {name.replace('_', ' ')}",
-                        f"{value:.4f}" if name == "loss" else f"{value:.2%}",
-                    ]
-                )
+                rows.append([f"{split} {name.replace('_', ' ')}", f"{value:{form}}"])
     rows.append(["best at step", f"{run.step:,} of {run.steps:,}"])
     start = run.get("start_seconds")
     until = f", {console.duration(start)} of it before the first step" if start else ""
@@ -472,6 +488,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "check": check,
     "train": train,
     "finetune": finetune,
+    "pretrain": pretrain,
     "distill": distill,
     "evaluate": evaluate,
     "probe": probe,

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from vitreous.config import Preprocessing
-from vitreous.data import Batch, Dataset, Loader
+from vitreous.data import Batch, Dataset, Loader, SmallViews
 from vitreous.evals.outputs import Inference
 from vitreous.models.weights import Model
 
@@ -35,10 +35,23 @@ class Objective(nn.Module):
     model: Model
     views = 1
     """How many differently augmented copies of each image `forward` is given (`Batch.views`)."""
+    small: SmallViews | None = None
+    """Further views of each image, smaller crops of it (`Batch.small`)."""
     frozen: Sequence[nn.Module] = ()
     """Modules that compute for it and learn nothing, such as a teacher: compiled with it, never saved."""
     headline = "loss"
     """The figure that the model card shows first."""
+
+    @property
+    def kept(self) -> Model:
+        """The model that is evaluated and sealed: mostly the one that learns."""
+        return self.model
+
+    def before_step(self, progress: float) -> None:
+        """Prepare for the gradients of a batch; `progress`: the part of the run that is behind it, 0 to 1.
+
+        It must not wait for the device. A step that is tried again is prepared again.
+        """
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean loss over the batch's images, and detached metrics that are means over the same.
@@ -64,6 +77,15 @@ class Objective(nn.Module):
     def score(self, figures: Mapping[str, float]) -> list[float]:
         """Return what makes one evaluation better than another: the first entry, of equal ones the next."""
         return [-figures["loss"]]
+
+    def trouble(self, figures: Mapping[str, float]) -> str | None:
+        """Say what is wrong with an evaluation's figures and what helps, where the run can't come to good."""
+        return None
+
+    def preview(self, batch: Batch) -> Sequence[tuple[str, Tensor]]:
+        """Return pictures of what the model makes of some images, each (B, C, H, W) in 0 to 1, with what
+        they show; nothing, where there is nothing to see."""
+        return ()
 
     def sealed(self) -> dict[str, Any]:
         """Return what the sealed file records beside weights, recipe and results."""

@@ -13,6 +13,7 @@ from vitreous.plot.inside import (
     layer_similarity,
     overlay,
     positions,
+    sheet,
     token_norms,
 )
 from vitreous.plot.results import confusion, history, reliability, sweep
@@ -33,6 +34,7 @@ __all__ = [
     "png",
     "positions",
     "reliability",
+    "sheet",
     "svg",
     "sweep",
     "token_norms",

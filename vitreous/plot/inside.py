@@ -129,6 +129,24 @@ def gallery(rows: Sequence[Pictured]) -> Figure:
     return figure
 
 
+@themed
+def sheet(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str]) -> Figure:
+    """Draw rows of images, uint8 (H, W, 1 or 3), under the titles of their columns; a row may be shorter."""
+    columns = max(map(len, rows))
+    side = min(1.6, 8.0 / columns)
+    tall = min(1.6, max(0.5, rows[0][0].shape[0] / rows[0][0].shape[1]))
+    figure = canvas(side * columns + 0.2, side * tall * len(rows) + 0.4)
+    grid = figure.subplots(len(rows), columns, squeeze=False)
+    for places, images in zip(grid, rows, strict=True):
+        for axes, image in zip(places, images, strict=False):
+            _bare(axes).imshow(_rgb(image), interpolation="nearest")
+        for axes in places[len(images) :]:
+            axes.set_axis_off()
+    for axes, title in zip(grid[0], titles, strict=False):
+        axes.set_title(label(title, 24), fontsize=8, loc="left")
+    return figure
+
+
 def overlay(image: np.ndarray, relevance: np.ndarray) -> np.ndarray:
     """Return the image, uint8 (H, W, 3), under the map (h, w): gray where it is low, bright where it is high.
 

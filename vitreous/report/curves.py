@@ -22,6 +22,30 @@ CURVES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         ("accuracy",),
         "Training is measured on augmented images, so it may lie below validation.",
     ),
+    "knn": (
+        "Neighbours of the same class",
+        "images",
+        ("knn",),
+        "Of the images, those whose nearest neighbours are of their class; labels only watch.",
+    ),
+    "effective_rank": (
+        "Effective rank of the features",
+        "directions",
+        ("effective_rank",),
+        "How many directions the features make use of; near 1, all images look the same to the model.",
+    ),
+    "mean_cosine": (
+        "How alike images are",
+        "mean cosine of two images",
+        ("mean_cosine",),
+        "Between the features of two different images; near 1, all of them look the same to the model.",
+    ),
+    "teacher_entropy": (
+        "The teacher's doubt",
+        "entropy",
+        ("teacher_entropy",),
+        "Of its answers: high, it has no opinion; near 0, it is sure of one.",
+    ),
     "lr": (
         "Learning rate",
         "learning rate",
@@ -49,10 +73,10 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> list[Picture]:
     drawn = []
     for figure, (title, unit, names, how) in CURVES.items():
         series = {split: points for split in SPLITS if len(points := _points(rows, split, names)) > 1}
-        if figure not in ("loss", "accuracy"):
+        if figure not in ("loss", "accuracy", "teacher_entropy"):
             series = {title.lower(): points for points in list(series.values())[:1]}
         if series:
-            chart = plot.history(series, unit, percent=figure == "accuracy")
+            chart = plot.history(series, unit, percent=figure in ("accuracy", "knn"))
             drawn.append(Picture(title=title, svg=plot.svg(chart, f"curve-{figure}"), how=how))
     return drawn
 

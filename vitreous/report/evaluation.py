@@ -12,6 +12,7 @@ from vitreous.data import Dataset, Split, open_data
 from vitreous.errors import DataError, VitreousError
 from vitreous.inspection import gradients
 from vitreous.predict import Classifier, Prepared, load
+from vitreous.report import features
 from vitreous.report.batches import NamedImage
 from vitreous.report.document import (
     ClassRow,
@@ -36,6 +37,7 @@ NAMES = {
     "ece": "calibration error",
     "count": "images",
     "f1": "F1, mean of classes",
+    "knn": "neighbours of the same class",
     "step": "best at step",
     "seconds": "time",
     "mfu": "MFU",
@@ -45,6 +47,7 @@ NAMES = {
 }
 SHARES = {
     "accuracy",
+    "knn",
     "top5",
     "ece",
     "mfu",
@@ -57,7 +60,7 @@ SHARES = {
     "real_accuracy",
 }
 FIRST = ("accuracy", "mean_average_precision", "top5", "loss", "ece", "f1", "count", "real_accuracy")
-HEADLINES = ("mean_average_precision", "accuracy", "loss")
+HEADLINES = ("mean_average_precision", "accuracy", "knn", "loss")
 
 
 def write_evaluation(
@@ -147,6 +150,8 @@ def look(report: Report, classifier: Classifier, split: Split, document: dict[st
         except DataError:
             continue  # the evaluation has named it
     report.pictures, notes = inside(classifier, picked)
+    if not classifier.labels:
+        report.pictures = [*features.pictures(classifier, split), *report.pictures]
     report.notes = [*report.notes, *notes]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from vitreous.data import Dataset, open_data
 from vitreous.errors import VitreousError
 from vitreous.predict import Classifier, load
-from vitreous.report.document import Report, environment, said, warn_left_out
+from vitreous.report.document import Picture, Report, environment, said, warn_left_out
 from vitreous.report.evaluation import FIRST, called, chosen, figure, headline, inside, look, measured
 from vitreous.report.page import write
 from vitreous.training import journal
@@ -48,6 +48,13 @@ def from_run(folder: Path, data: Dataset | None = None, classifier: Classifier |
     if (folder / "best.safetensors").is_file():
         model = classifier or load(folder / "best.safetensors")
         _look(report, model, config, evaluation, data)
+    if (folder / "preview.png").is_file():
+        painted = Picture(
+            title="What is seen, and what the model makes of it",
+            png=(folder / "preview.png").read_bytes(),
+            how="Images that it did not learn from. What is hidden from it is gray; it fills that in.",
+        )
+        report.pictures = [painted, *report.pictures]
     return report
 
 

@@ -1,4 +1,5 @@
-"""Training: one loop for every task, from a plan to a sealed model; the verbs `train`, `finetune`, `distill`.
+"""Training: one loop for every task, from a plan to a sealed model; the verbs `train`, `finetune`, `distill`,
+`pretrain`.
 
 plan       everything that makes a run what it is; `defaults` chooses it, `recipes` repeat one
 setup      the plan that holds, the loaders
@@ -13,6 +14,7 @@ from vitreous.training.callbacks import Callbacks
 from vitreous.training.distill import distill
 from vitreous.training.finetune import finetune, suite
 from vitreous.training.initial import train
+from vitreous.training.pretrain import pretrain
 from vitreous.training.results import Result
 
-__all__ = ["Callbacks", "Result", "distill", "finetune", "suite", "train"]
+__all__ = ["Callbacks", "Result", "distill", "finetune", "pretrain", "suite", "train"]

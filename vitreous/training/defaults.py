@@ -96,7 +96,7 @@ def choose(
     if (resize := FITS[options.fit] if options.fit else pick.recipe.resize) is not None:
         preprocessing = replace(preprocessing, resize=resize)
     many = f"{facts.images:,} images"
-    batch = pick("batch_size", options.batch_size, _batch_size(facts), f"{many}: enough steps in an epoch")
+    batch = pick("batch_size", options.batch_size, batch_size(facts), f"{many}: enough steps in an epoch")
     optimizer: Optimizer = pick("optimizer", options.optimizer, "adamw")
     lr = _learning_rate(options, optimizer, model, batch, pick)
     small, several = facts.images < 50_000, facts.multilabel
@@ -124,6 +124,7 @@ def choose(
             0.0 if optimizer == "sgd" else 0.05,
             "DeiT's, from scratch",
         ),
+        final_weight_decay=pick("final_weight_decay", None, None),
         ema=pick(
             "ema", options.ema, 0.99 if small else 0.999, "averages over the last hundred steps or more"
         ),
@@ -142,7 +143,9 @@ def choose(
         precision=_precision(options, facts, model, pick),
         seed=pick("seed", options.seed, 0),
     )
-    return replace(plan, reasons=pick.reasons)
+    unused = () if task.labels else ("loss", "label_smoothing")
+    reasons = {name: reason for name, reason in pick.reasons.items() if name not in unused}
+    return replace(plan, settings=task.filled(plan), reasons=reasons)
 
 
 def _duration(options: TrainConfig, facts: Facts, pick: _Chooser) -> tuple[int | None, float | None]:
@@ -272,7 +275,8 @@ def _size(facts: Facts, budget: float | None) -> tuple[int, int, int]:
     return (384, 9, 6) if facts.images < 200_000 else (384, 12, 6)
 
 
-def _batch_size(facts: Facts) -> int:
+def batch_size(facts: Facts) -> int:
+    """Return the images in a batch: fewer where there are few, so that an epoch has enough steps."""
     if facts.images < 10_000:
         return 64
     if facts.device == "cpu":

@@ -50,6 +50,7 @@ from vitreous.training.setup import Start
 from vitreous.training.signals import StopSignal
 from vitreous.training.state import Position, State
 from vitreous.training.step import Outcome, Step
+from vitreous.training.watch import Watch
 
 LAG = 8
 """Steps that a GPU may be behind the host: their outcome is read, and ranks agree, so much later."""
@@ -68,6 +69,7 @@ def train(
     afterwards: float = 0.5,
     started: float | None = None,
     callbacks: Callbacks = NONE,
+    watch: Watch | None = None,
 ) -> Result:
     """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
 
@@ -75,7 +77,7 @@ def train(
     `task` says what is learned, where that is not the labels.
     `dataset` is what `data` names, where it is open already. `afterwards`: seconds of a time budget that the
     caller needs when this has returned; `started`: when it began, by `time.monotonic`, if not now.
-    `callbacks` are told of steps and evaluations.
+    `callbacks` are told of steps and evaluations; `watch` looks at what evaluations find.
     """
     started = time.monotonic() if started is None else started
     setup.check_options(options)
@@ -111,7 +113,7 @@ def train(
                     f"the run in {folder} has ended: --extend goes on with it, other options start another"
                 )
             return ended
-        training = Training(folder, plan, stages, options, dataset, world, stop)
+        training = Training(folder, plan, stages, options, dataset, world, stop, watch)
         training.build(make_objective or objectives.builder(plan.objective), start)
         stack.callback(training.close)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -187,7 +189,9 @@ class Training:
         dataset: Dataset,
         world: parallel.World,
         stop: StopSignal,
+        watch: Watch | None = None,
     ) -> None:
+        self.watch = watch or Watch()
         self.folder, self.plan, self.options = folder, plan, options
         self.stages, self.stage = stages, stages[-1]
         self.dataset, self.world, self.stop = dataset, world, stop
@@ -212,7 +216,8 @@ class Training:
             model = start.model(plan.architecture)
             self.note(f"learning: {tuning.apply(model, plan.tune)}")
         self.objective = make_objective(model, plan, self.dataset)
-        self.loader = loaders.training_loader(self.dataset, plan, options, world, views=self.objective.views)
+        views = {"views": self.objective.views, "small": self.objective.small}
+        self.loader = loaders.training_loader(self.dataset, plan, options, world, **views)
         self.validation = None
         if (name := loaders.validation_split(self.dataset)) is not None:
             self.validation = loaders.evaluation_loader(self.dataset.splits[name], plan, options, world)
@@ -363,7 +368,8 @@ class Training:
         position = self.position
         before = Position(**vars(position))
         lr, left_out = self.learning_rate(), position.step in position.skipped
-        outcome = None if left_out else self.step(batch, position.step, lr)
+        progress = extension.progress(self.stages, position)
+        outcome = None if left_out else self.step(batch, position.step, lr, progress)
         self.flights.append(Flight(before, lr, batch.indices, outcome))
         position.step += 1
         self.clock.step()
@@ -410,6 +416,7 @@ class Training:
         if self.best is None or score > self.best:
             self.best = score
             results.seal(self, "best.safetensors", {"val": figures})
+        self.watch(self, figures)
         self.clock.evaluated()
         self.log.go_on(paused)
         return True

@@ -1,6 +1,6 @@
 """The plan of a run: all that makes it what it is. Written at its start, sealed as its recipe. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -35,6 +35,15 @@ class Task:
     verb: str = "train"
     arguments: tuple[str, ...] = ()
     """The verb's arguments before the data."""
+    recipe: Callable[..., Any] | None = None
+    """From options and facts to what it takes where nobody says otherwise: a `recipes.Recipe`."""
+
+    fill: "Callable[[Plan], dict[str, Any]] | None" = None
+    """From the rest of a plan to settings that depend on it, where they were left open."""
+
+    def filled(self, plan: "Plan") -> dict[str, Any]:
+        """Return the settings for this plan."""
+        return self.settings if self.fill is None else {**self.settings, **self.fill(plan)}
 
 
 SUPERVISED = Task()
@@ -71,6 +80,8 @@ class Plan:
     layer_decay: float
     clip: float
     weight_decay: float
+    final_weight_decay: float | None = None
+    """What it becomes at the end, along a cosine; None: it stays."""
     ema: float
     loss: Loss
     label_smoothing: float

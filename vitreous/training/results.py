@@ -15,7 +15,7 @@ from vitreous.models import cost
 from vitreous.models.weights import Weights
 from vitreous.objectives import Evaluation
 from vitreous.predict import Classifier, load
-from vitreous.training import advice, card, extension, folder, loaders, tuning
+from vitreous.training import advice, card, extension, folder, loaders, tuning, watch
 
 if TYPE_CHECKING:
     from vitreous.training.loop import Training
@@ -60,7 +60,7 @@ def seal(training: "Training", name: str, results: dict[str, Any]) -> None:
     """Write the model, as it would be used, into one sealed file of the run folder."""
     plan, dataset, objective = training.plan, training.dataset, training.objective
     with training.state.averaged():
-        tensors = tuning.merged(parallel.whole_tensors(objective.model.state_dict()))
+        tensors = tuning.merged(parallel.whole_tensors(objective.kept.state_dict()))
     weights = Weights(
         config=plan.architecture,
         tensors=tensors,
@@ -86,7 +86,7 @@ def conclude(training: "Training") -> Result:
     if best_score(training) is None:
         seal(training, best.name, {})
     weights = checkpoint.read(best)
-    parallel.load_whole(objective.model, tuning.unmerged(weights.tensors, objective.model))
+    parallel.load_whole(objective.kept, tuning.unmerged(weights.tensors, objective.kept))
     results: dict[str, Any] = {"step": weights.about["step"], "steps": training.position.steps}
     results |= {"val": found} if (found := weights.about["results"].get("val")) else {}
     document: dict[str, Any] = {"labels": training.dataset.labels}
@@ -109,7 +109,11 @@ def conclude(training: "Training") -> Result:
         results["extensions"] = len(training.stages) - 1
     weights.about["results"] = {name: results[name] for name in ("val", "test") if name in results}
 
+    painted = watch.pictures(training)
+
     def write() -> None:
+        if painted is not None:
+            files.write_bytes(run / "preview.png", painted)
         if training.options.thumbnails:
             split, channels = training.dataset.splits["train"], plan.preprocessing.channels
             made = thumbnails.make(split, training.dataset.labels, training.options.thumbnails, channels)

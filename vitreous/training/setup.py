@@ -31,6 +31,7 @@ from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
 FREE = {
     *("out", "extend", "find_lr", "device", "pixels", "workers", "micro_batch", "compile", "checkpointing"),
     *("shard", "save_every", "keep", "thumbnails", "on_nan", "data_root", "tensorboard", "wandb", "mlflow"),
+    *("on_collapse", "preview"),
 }
 
 
@@ -156,7 +157,7 @@ def agree_on_plan(
 
 def _command(data: str, options: TrainConfig, start: Start | None, task: Task) -> str:
     """Return the command line that starts the same run."""
-    if start is None:
+    if start is None or task is not SUPERVISED:
         return command_line(task.verb, (*task.arguments, data), options)
     if not start.by_train:
         return command_line("finetune", (start.source, data), options)
@@ -168,10 +169,12 @@ def _choose(
     dataset: Dataset, options: TrainConfig, world: parallel.World, start: Start | None, task: Task
 ) -> Plan:
     facts = measure_facts(dataset, world)
-    if start is not None:
+    if start is not None and task is SUPERVISED:
         return _choose_transfer(dataset, options, world, start, facts)
     recipe = recipes.read(options.recipe) if options.recipe else None
-    return defaults.choose(options, facts, recipe=recipe, task=task)
+    if recipe is None and task.recipe is not None:
+        recipe = task.recipe(options, facts)
+    return defaults.choose(options, facts, None if start is None else start.pretrained, recipe, task)
 
 
 def _choose_transfer(

@@ -1,0 +1,275 @@
+"""Runs without labels: they survive, ranks agree, a collapse is caught, and what they leave behind."""
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import Tensor
+
+import vitreous
+from tests import ranks
+from tests.forks import FORKS
+from tests.training.runs import assert_same_weights, plan_of, records, weights
+from vitreous import parallel
+from vitreous.config import PretrainConfig
+from vitreous.convert import convert
+from vitreous.errors import OptionError, TrainingError
+from vitreous.objectives.dino import Dino
+from vitreous.predict import load
+from vitreous.training import Result, pretrain
+from vitreous.training.state import State
+
+OPTIONS = PretrainConfig(
+    image_size=(16,), patch_size=(4,), batch_size=16, epochs=2, device="cpu", lr=1e-3, crop_scale=(0.4, 1.0),
+    decoder_width=32, prototypes=16, local_crops=2,
+)  # fmt: skip
+OBJECTIVES = ("masked", "mae", "dino")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed is not measured here."""
+    monkeypatch.setattr(parallel, "matrix_rate", lambda *_, **__: 1e12)
+
+
+def options(objective: str, out: Path, **changes: Any) -> PretrainConfig:
+    return replace(OPTIONS, objective=objective, out=str(out), **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def runs(data: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """A run of each task, from its start to its end."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("pretrained")
+    return {name: pretrain(data, options(name, root / name)) for name in OBJECTIVES}
+
+
+def _killed(data: str, objective: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    update, count = State.update, 0
+
+    def dying(self: State, refused: Tensor | None = None) -> None:
+        nonlocal count
+        count += 1
+        if count == 8:
+            signal.raise_signal(signal.SIGKILL)
+        update(self, refused)
+
+    State.update = dying  # type: ignore[method-assign]
+    pretrain(data, options(objective, out, save_every=3))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_killed_run_goes_on(objective: str, runs: dict[str, Result], data: str, tmp_path: Path) -> None:
+    """To the same weights, bit for bit: of the teacher too, and of its centre."""
+    child = FORKS.Process(target=_killed, args=(data, objective, tmp_path / "run"))
+    child.start()
+    child.join(120)
+    assert child.exitcode == -signal.SIGKILL and (tmp_path / "run" / "resume").exists()
+    again = pretrain(data, options(objective, tmp_path / "run", save_every=3))
+    assert_same_weights(weights(again.folder), weights(runs[objective].folder))
+    assert again.figures["val"] == runs[objective].figures["val"]
+
+
+def _train_here(data: str, root: Path) -> None:
+    for name in OBJECTIVES:
+        pretrain(data, options(name, root / name, batch_size=15, micro_batch=4))
+
+
+def test_two_ranks_are_as_one(data: str, tmp_path: Path) -> None:
+    """Batches of 15 over two ranks, in parts of four: what is hidden, and the centre, are of all images."""
+    ranks.run(2, _train_here, data, tmp_path / "two")
+    for name in OBJECTIVES:
+        alone = pretrain(data, options(name, tmp_path / "one" / name, batch_size=15))
+        found = json.loads((tmp_path / "two" / name / "results.json").read_text())
+        assert found["ranks"] == 2
+        assert found["test"] == pytest.approx(alone.figures["test"], abs=2e-3), name
+        traces = [
+            [row["loss"] for row in records(folder, "train")]
+            for folder in (tmp_path / "two" / name, alone.folder)
+        ]
+        assert traces[0] == pytest.approx(traces[1], abs=1e-4), name
+
+
+def test_labels_only_watch(runs: dict[str, Result], data: str, tmp_path: Path) -> None:
+    """Other labels: the same weights, and another share of neighbours that agree."""
+    with np.load(data) as arrays:
+        changed = dict(arrays)
+    changed["train_labels"] = np.roll(changed["train_labels"], 1)
+    changed["val_labels"] = np.roll(changed["val_labels"], 1)
+    np.savez(tmp_path / "other.npz", **changed)
+    other = pretrain(str(tmp_path / "other.npz"), options("mae", tmp_path / "run"))
+    assert_same_weights(weights(other.folder), weights(runs["mae"].folder))
+    ours, theirs = (records(run.folder, "val") for run in (other, runs["mae"]))
+    assert [row["loss"] for row in ours] == [row["loss"] for row in theirs]
+    assert [row["knn"] for row in ours] != [row["knn"] for row in theirs]
+
+
+def test_pictures_without_classes_are_enough(pictures: str, tmp_path: Path) -> None:
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(sorted(Path(pictures).glob("train/*/*.png"))):
+        shutil.copy(path, flat / f"{number}.png")
+    run = vitreous.pretrain(flat, **{**_given("dino"), "out": tmp_path / "run", "epochs": 1})
+    assert "knn" not in run.val and run.val.effective_rank > 1
+    page = (run.folder / "report.html").read_text()
+    assert "Nearest neighbours" in page and "What patches are like" in page and "teacher" in page
+    assert not (run.folder / "preview.png").exists()
+
+
+def _given(objective: str) -> dict[str, Any]:
+    values = vars(options(objective, Path("nowhere")))
+    return {name: value for name, value in values.items() if value is not None and name != "out"}
+
+
+def test_what_is_painted_is_shown(data: str, tmp_path: Path) -> None:
+    given = {**_given("mae"), "objective": "mae", "out": tmp_path / "run", "preview": True}
+    run = vitreous.pretrain(data, **given)
+    drawn = sorted((run.folder / "preview").iterdir())
+    assert [path.name for path in drawn] == ["step-00000006.png", "step-00000012.png"]
+    with Image.open(drawn[0]) as first, Image.open(run.folder / "preview.png") as last:
+        assert first.size == last.size
+    page = (run.folder / "report.html").read_text()
+    assert "What is seen, and what the model makes of it" in page and "Effective rank" in page
+    assert "trained without labels" in (run.folder / "model_card.md").read_text()
+
+
+def test_it_is_fine_tuned_probed_and_converted(runs: dict[str, Result], data: str, tmp_path: Path) -> None:
+    for name in OBJECTIVES:
+        best = runs[name].folder / "best.safetensors"
+        model = load(best).model
+        assert not load(best).labels and model.config.num_classes == 0
+        result = convert(str(best), tmp_path / name, "timm")
+        assert result.largest_difference is not None and result.largest_difference < 1e-4
+    run = vitreous.finetune(
+        runs["mae"].folder, data, epochs=4, batch_size=16, device="cpu", out=tmp_path / "tuned", recipe="none"
+    )
+    assert run.test.accuracy > 0.5
+
+
+def test_the_teacher_is_what_is_kept(runs: dict[str, Result], data: str, tmp_path: Path) -> None:
+    """A teacher that never moves is the model as it was made; the student learned."""
+    from vitreous.objectives import dino
+
+    with pytest.MonkeyPatch.context() as still:
+        still.setattr(dino, "MOMENTUM", (1.0, 1.0))
+        run = pretrain(data, options("dino", tmp_path / "run"))
+    torch.manual_seed(plan_of(run.folder).seed)
+    from vitreous.models import zoo
+
+    fresh = zoo.build(plan_of(run.folder).architecture, plan_of(run.folder).initialization)
+    assert_same_weights(weights(run.folder), dict(fresh.state_dict()))
+    assert not torch.equal(
+        weights(runs["dino"].folder)["patch_embed.proj.weight"], fresh.state_dict()["patch_embed.proj.weight"]
+    )
+
+
+def test_a_run_goes_on_from_a_published_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=32)
+    torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 32, 32, 3)).astype(np.uint8)
+    np.savez(tmp_path / "data.npz", train_images=pixels, train_labels=np.zeros(40, int))
+    start = PretrainConfig(
+        objective="mae", init=str(tmp_path / "theirs.pth"), epochs=1, lr=1e-9, weight_decay=0.0, device="cpu",
+        out=str(tmp_path / "run"), batch_size=8, precision="float32",
+    )  # fmt: skip
+    run = pretrain(str(tmp_path / "data.npz"), start)
+    found = weights(run.folder)
+    for name, value in theirs.state_dict().items():
+        if not name.startswith("head."):
+            torch.testing.assert_close(found[name], value, atol=1e-5, rtol=0)
+    assert plan_of(run.folder).init == str(tmp_path / "theirs.pth")
+    assert "--init" in json.loads((run.folder / "config.json").read_text())["command"]
+
+
+def test_a_collapse_is_caught(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a centre, and with a teacher that follows at once, all images become one prototype's."""
+    from vitreous.objectives import dino
+
+    monkeypatch.setattr(dino, "MOMENTUM", (0.5, 0.5))
+    monkeypatch.setattr(dino, "CENTER_MOMENTUM", 1.0)
+    monkeypatch.setattr(Dino, "targets", lambda self, scores: (scores.float() / 0.02).softmax(-1))
+    failing = options("dino", tmp_path / "run", epochs=40, lr=2e-2, on_collapse="stop", weight_decay=0.0)
+    with pytest.raises(TrainingError, match=r"stopped at step [\d,]+: the teacher gives all images .*--lr"):
+        pretrain(data, failing)
+    last = records(tmp_path / "run", "val")[-1]
+    assert last["prototypes_used"] < 1.5
+    assert (tmp_path / "run" / "resume" / f"step-{last['step']:08d}").exists()
+
+
+def test_a_collapse_is_said_and_the_run_goes_on(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("vitreous.evals.health.ALIKE", -1.0)
+    run = pretrain(data, options("masked", tmp_path / "run"))
+    said = capsys.readouterr().err
+    assert "step 6: the features have collapsed" in said and "step 12: the features" in said
+    assert run.figures["steps"] == 12
+
+
+def test_options_change_what_is_learned(runs: dict[str, Result], data: str, tmp_path: Path) -> None:
+    changes: dict[str, list[dict[str, Any]]] = {
+        "masked": [{"target": "small"}, {"target": "pixels"}],
+        "mae": [{"mask_ratio": 0.5}, {"decoder_width": 64}, {"decoder_depth": 1}],
+        "dino": [{"prototypes": 24}, {"local_crops": 1}, {"local_scale": (0.6, 0.7)}],
+    }
+    name = "patch_embed.proj.weight"
+    for objective, several in changes.items():
+        for change in several:
+            ((option, value),) = change.items()
+            run = pretrain(data, options(objective, tmp_path / f"{objective}-{option}-{value}", **change))
+            found = plan_of(run.folder).settings[option]
+            assert (tuple(found) if isinstance(value, tuple) else found) == value
+            assert not torch.equal(weights(run.folder)[name], weights(runs[objective].folder)[name]), option
+
+
+def test_weight_decay_grows_along_a_cosine(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As AdamW would decay, at each step by its own; here with no gradient."""
+    monkeypatch.setattr(State, "update", lambda self, refused=None: self.decay.apply(refused))
+    monkeypatch.setattr(Dino, "after_update", lambda *_: None)
+    seen: list[tuple[float, Tensor]] = []
+    from vitreous import optim
+
+    original = optim.ScheduledDecay.set
+
+    def noted(self: Any, lr: float, progress: float) -> None:
+        original(self, lr, progress)
+        expected = 0.4 + (0.04 - 0.4) * (1 + np.cos(np.pi * progress)) / 2
+        seen.append((lr * expected, self.taken.clone()))
+
+    monkeypatch.setattr(optim.ScheduledDecay, "set", noted)
+    pretrain(data, options("dino", tmp_path / "run"))
+    assert len(seen) == 12 and plan_of(tmp_path / "run").final_weight_decay == 0.4
+    for expected, taken in seen:
+        assert taken.item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"mask_ratio": 1.0}, "--mask-ratio 1.0 is out of range"),
+        ({"mask_ratio": 0.01}, "hides none of the 16 patches"),
+        ({"decoder_width": 30}, "--decoder-width 30 is not a multiple of 4"),
+        ({"decoder_depth": 0}, "--decoder-depth 0 is out of range"),
+        ({"local_scale": (0.5, 0.2)}, "--local-scale 0.5 0.2 is out of range"),
+        ({"fit": "pad"}, "--fit pad leaves patches that show nothing"),
+        ({"mixup": 0.8}, "--mixup mixes images"),
+        ({"objective": "dino", "shard": True}, "--shard can't split dino's teacher"),
+        ({"objective": "dino", "crop_scale": (0.0, 0.0)}, "give a --crop-scale"),
+        ({"model": "R50+ViT-B/16", "image_size": None, "patch_size": None}, "a plain ViT"),
+        ({"init": "tiny", "model": "ViT-Ti/16"}, "--model is for training from scratch"),
+    ],
+)
+def test_wrong_options_are_one_line(data: str, tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    with pytest.raises((OptionError, vitreous.errors.VitreousError), match=line):
+        pretrain(data, replace(options("mae", tmp_path / "run"), **changes))

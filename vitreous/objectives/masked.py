@@ -1,0 +1,172 @@
+"""The paper's masked patch prediction (appendix B.1.2): half of the patches are hidden, and what they show is
+predicted from the others. No labels take part.
+
+Letters: B batch, N patches, D width, P patch, C channels, K colours of 3 bits for each channel.
+"""
+
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitreous.config import Preprocessing
+from vitreous.data import Batch, Dataset, draws
+from vitreous.models.vit import VisionTransformer
+from vitreous.models.weights import Model
+from vitreous.objectives import patches
+from vitreous.objectives.unlabelled import Unlabelled
+
+Target = Literal["color", "small", "pixels"]
+CORRUPTED = 0.5
+"""Share of the patches that are corrupted; the loss is of these alone."""
+HIDDEN, EXCHANGED = 0.8, 0.1
+"""Of the corrupted patches so many are hidden, and so many show another one; the rest stay as they are."""
+LEVELS = 8
+"""3 bits."""
+SMALL = 4
+"""Side of the downsized patch that `small` predicts."""
+
+
+class Settings(Protocol):
+    """What of a plan this task needs."""
+
+    @property
+    def preprocessing(self) -> Preprocessing: ...
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+
+def build(model: Model, plan: Settings, dataset: Dataset) -> "Masked":
+    """Return the task of `vitreous pretrain --objective masked`."""
+    return Masked(patches.plain(model), plan.preprocessing, target=plan.settings["target"], dataset=dataset)
+
+
+class Masked(Unlabelled):
+    """Predict the colours of patches that the model does not see.
+
+    `color`: a patch's mean colour, of 3 bits for each channel (512 classes); `small`: the same for each pixel
+    of the patch downsized to 4 × 4; `pixels`: all of its pixels, by squared error.
+    """
+
+    def __init__(
+        self,
+        model: VisionTransformer,
+        preprocessing: Preprocessing,
+        *,
+        target: Target = "color",
+        dataset: Dataset | None = None,
+    ) -> None:
+        super().__init__(model, preprocessing, dataset)
+        self.target: Target = target
+        config = model.config
+        self.colors = LEVELS**config.in_channels
+        values = {
+            "color": self.colors,
+            "small": SMALL * SMALL * self.colors,
+            "pixels": config.in_channels * config.patch_size[0] * config.patch_size[1],
+        }
+        self.mask_token = nn.Parameter(torch.empty(1, 1, config.width))
+        self.to_target = nn.Linear(config.width, values[target])
+        nn.init.trunc_normal_(self.mask_token, std=0.02)
+        nn.init.trunc_normal_(self.to_target.weight, std=0.02)
+        nn.init.zeros_(self.to_target.bias)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        corrupted, predicted = self.predict(batch)
+        losses, right = self.losses(predicted, batch.images)  # (B, N) each
+        images, weight = max(1, len(losses)), corrupted.float()
+        count = weight.sum(1).clamp(min=1.0)
+        loss = ((losses * weight).sum(1) / count).sum() / images
+        if right is None:
+            return loss, {}
+        return loss, {"color_accuracy": ((right * weight).sum(1) / count).sum() / images}
+
+    def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return which patches were corrupted, bool (B, N), and what is predicted of all, (B, N, values)."""
+        model = self.vit
+        embedded = model.patch_embed(batch.images)  # (B, N, D)
+        order, other = drawn(batch, embedded.shape[1])
+        corrupted, hidden, exchanged = corruption(order)
+        seen = torch.where(hidden[..., None], self.mask_token.to(embedded.dtype), embedded)
+        others = embedded.gather(1, other[..., None].expand_as(embedded))
+        seen = torch.where(exchanged[..., None], others, seen)
+        tokens = patches.encode(model, model.place(seen))
+        return corrupted, self.to_target(tokens[:, model.config.prefix :]).float()
+
+    def losses(self, predicted: Tensor, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return each patch's loss (B, N), and the share of its colours that are right, if it has any."""
+        pixels = patches.cut(self.visible(images), self.vit.config.patch_size)
+        if self.target == "pixels":  # as normalised as the model's input
+            wanted = patches.cut(images, self.vit.config.patch_size).flatten(2)
+            return (predicted - wanted).square().mean(-1), None
+        side = 1 if self.target == "color" else SMALL
+        wanted = colors(pixels, side)  # (B, N, side²)
+        logits = predicted.unflatten(-1, (side * side, self.colors))
+        losses = F.cross_entropy(logits.flatten(0, 2), wanted.flatten(), reduction="none")
+        right = (logits.detach().argmax(-1) == wanted).float().mean(-1)
+        return losses.view_as(wanted).mean(-1), right
+
+    @torch.no_grad()
+    def preview(self, batch: Batch) -> list[tuple[str, Tensor]]:
+        """Return images as they are, with what is hidden in gray, and with what is predicted in its place."""
+        config = self.vit.config
+        corrupted, predicted = self.predict(batch)
+        shown = self.visible(batch.images)
+        cells = patches.cut(shown, config.patch_size)  # (B, N, C, P, P)
+        hidden = corruption(drawn(batch, cells.shape[1])[0])[1]
+        guessed = patches.cut(
+            self.visible(patches.joined(self.painted(predicted), config)), config.patch_size
+        )
+        return [
+            ("image", shown),
+            (
+                "what is seen",
+                patches.joined(patches.where(hidden, torch.full_like(cells, 0.5), cells), config),
+            ),
+            ("prediction", patches.joined(patches.where(corrupted, guessed, cells), config)),
+        ]
+
+    def painted(self, predicted: Tensor) -> Tensor:  # (B, N, values) → (B, N, C, P, P)
+        """Return predictions as normalised pixels; a colour as the middle of what it stands for."""
+        config = self.vit.config
+        if self.target == "pixels":
+            return predicted.unflatten(-1, (config.in_channels, *config.patch_size))
+        side = 1 if self.target == "color" else SMALL
+        best = predicted.unflatten(-1, (side * side, self.colors)).argmax(-1)  # (B, N, side²)
+        small = middle_of(best, config.in_channels).unflatten(2, (side, side)).movedim(-1, 2)
+        large = F.interpolate(small.flatten(0, 1), size=config.patch_size, mode="nearest")
+        return (large.unflatten(0, small.shape[:2]) - self.mean) / self.std
+
+
+def drawn(batch: Batch, count: int) -> tuple[Tensor, Tensor]:
+    """Return a random order of each image's patches, and for each patch another one; both (B, N)."""
+    assert batch.words is not None
+    order = draws.shuffled(count, draws.MASK, batch.words)
+    shift = (draws.uniforms32(count, draws.EXCHANGE, after=batch.words) * (count - 1)).long() + 1
+    return order, (torch.arange(count, device=shift.device) + shift) % count
+
+
+def corruption(order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which patches are corrupted, which of these are hidden, and which show another one; (B, N)."""
+    count = order.shape[1]
+    corrupted = round(CORRUPTED * count)
+    hidden = round(HIDDEN * corrupted)
+    exchanged = round((HIDDEN + EXCHANGED) * corrupted)
+    return order < corrupted, order < hidden, (hidden <= order) & (order < exchanged)
+
+
+def colors(pixels: Tensor, side: int) -> Tensor:  # (B, N, C, P, P) → int64 (B, N, side²)
+    """Return the colour, of 3 bits for each channel, of a patch that is downsized to side × side."""
+    small = F.adaptive_avg_pool2d(pixels.flatten(0, 1), side).unflatten(0, pixels.shape[:2])
+    levels = (small * LEVELS).floor().clamp(0, LEVELS - 1).long()  # (B, N, C, side, side)
+    number = levels[:, :, 0]
+    for channel in range(1, levels.shape[2]):
+        number = number * LEVELS + levels[:, :, channel]
+    return number.flatten(2)
+
+
+def middle_of(numbers: Tensor, channels: int) -> Tensor:
+    """Return the colours (…, C) in 0 to 1 that numbers of `colors` stand for: the middle of their range."""
+    powers = LEVELS ** torch.arange(channels - 1, -1, -1, device=numbers.device)
+    return (numbers[..., None] // powers % LEVELS + 0.5) / LEVELS

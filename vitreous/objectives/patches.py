@@ -1,0 +1,52 @@
+"""Images as patches and back, for tasks that hide some of them.
+
+Letters: B batch, N patches, D width, P patch, C channels.
+"""
+
+import torch
+from torch import Tensor
+
+from vitreous.errors import OptionError
+from vitreous.models.architecture import ViTConfig
+from vitreous.models.vit import Geometry, VisionTransformer
+from vitreous.models.weights import Model
+
+
+def plain(model: Model) -> VisionTransformer:
+    """Return the model where patches can be hidden from it; refuse it where they can't."""
+    if not isinstance(model, VisionTransformer) or model.config.stem is not None:
+        raise OptionError(
+            "patches can only be hidden from a plain ViT, which cuts them out of the image: "
+            "choose another --model, or --objective dino"
+        )
+    if model.config.frames is not None:
+        raise OptionError("videos can't be pre-trained on: choose a --model for images")
+    if model.config.pooling == "map":
+        raise OptionError(
+            "a ViT that pools by attention would not learn to do so from its patches: "
+            "choose a --model that pools by its class token or the mean, or --objective dino"
+        )
+    return model
+
+
+def encode(model: VisionTransformer, tokens: Tensor, geometry: Geometry | None = None) -> Tensor:
+    """Return the encoder's normalised tokens, from z_0; also where norms come after pooling."""
+    return model.fc_norm(model.run_blocks(tokens, geometry or model.geometry()))
+
+
+def cut(images: Tensor, patch: tuple[int, int]) -> Tensor:  # (B, C, H, W) → (B, N, C, P, P)
+    """Cut images into patches, row by row."""
+    batch, channels, height, width = images.shape
+    rows, columns = height // patch[0], width // patch[1]
+    cells = images.reshape(batch, channels, rows, patch[0], columns, patch[1])
+    return cells.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+
+def joined(cells: Tensor, config: ViTConfig) -> Tensor:  # (B, N, C, P, P) → (B, C, H, W)
+    """Put patches together again."""
+    return cells.unflatten(1, config.grid).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+
+
+def where(chosen: Tensor, cells: Tensor, others: Tensor) -> Tensor:  # (B, N), (B, N, C, P, P) twice
+    """Return the chosen patches of the first, and the rest of the second."""
+    return torch.where(chosen[:, :, None, None, None], cells, others)

@@ -1,0 +1,151 @@
+"""`vitreous pretrain`: a model learns from pictures alone, through the same loop as training."""
+
+import time
+from dataclasses import asdict
+from math import sqrt
+from typing import Any
+
+from vitreous.config import Augment, PretrainConfig
+from vitreous.data import Dataset, InMemory, open_data
+from vitreous.errors import DataError, OptionError
+from vitreous.models.architecture import ViTConfig, pair
+from vitreous.predict import load
+from vitreous.training import defaults, setup
+from vitreous.training.callbacks import NONE, Callbacks
+from vitreous.training.defaults import Facts, Pretrained
+from vitreous.training.loop import train
+from vitreous.training.plan import Plan, Task
+from vitreous.training.recipes import Recipe
+from vitreous.training.results import Result
+from vitreous.training.setup import Start
+from vitreous.training.watch import Watch
+
+SMALL_IMAGES = 96
+"""Sides below which crops must keep more of an image, or nothing is left of it."""
+CROPS = {"small": ((0.7, 1.0), (0.2, 0.5)), "large": ((0.4, 1.0), (0.05, 0.4))}
+"""Parts of an image's area that DINO's large and small crops keep, by the images' size."""
+
+
+def pretrain(
+    data: str | InMemory,
+    options: PretrainConfig,
+    *,
+    afterwards: float = 0.5,
+    started: float | None = None,
+    callbacks: Callbacks = NONE,
+) -> Result:
+    """Teach a model what pictures look like, or go on with a run that was stopped."""
+    started = time.monotonic() if started is None else started
+    _check(options)
+    dataset = open_pictures(data, options)
+    task = Task(
+        objective=options.objective,
+        settings=_settings(options),
+        shape={"num_classes": 0, "pre_logits": None},
+        labels=False,
+        verb="pretrain",
+        recipe=recipe,
+        fill=lambda plan: filled(options, plan),
+    )
+    about: dict[str, Any] = {"afterwards": afterwards, "started": started, "callbacks": callbacks}
+    about["watch"] = Watch(stop=options.on_collapse == "stop", preview=options.preview)
+    return train(data, options, task=task, dataset=dataset, start=_start(options), **about)
+
+
+def open_pictures(data: str | InMemory, options: PretrainConfig) -> Dataset:
+    """Open the data with its labels, which only watch, or without, where it has none."""
+    about: dict[str, Any] = {"data_root": options.data_root, "seed": setup.seed(options)}
+    try:
+        return open_data(data, **about)
+    except DataError as error:
+        try:
+            return open_data(data, labelled=False, **about)
+        except DataError:
+            raise error from None
+
+
+def _check(options: PretrainConfig) -> None:
+    if not 0.0 < options.mask_ratio < 1.0:
+        raise OptionError(f"--mask-ratio {options.mask_ratio} is out of range: more than 0, less than 1")
+    for name, least in (("decoder_depth", 1), ("prototypes", 2), ("local_crops", 0)):
+        if (value := getattr(options, name)) < least:
+            raise OptionError(f"--{name.replace('_', '-')} {value} is out of range: give {least} or more")
+    if options.decoder_width is not None and (options.decoder_width < 4 or options.decoder_width % 4):
+        raise OptionError(f"--decoder-width {options.decoder_width} is not a multiple of 4: such as 128")
+    low, high = options.local_scale or (0.1, 1.0)
+    if not 0.0 < low <= high <= 1.0:
+        raise OptionError(f"--local-scale {low} {high} is out of range: parts of an image, up to 1")
+    if options.fit == "pad":
+        raise OptionError("--fit pad leaves patches that show nothing: pre-training needs cover or stretch")
+    for name in ("mixup", "cutmix"):
+        if getattr(options, name):
+            raise OptionError(f"--{name} mixes images that are to be told apart: leave it out")
+    if options.shard and options.objective == "dino":
+        raise OptionError("--shard can't split dino's teacher: leave it out")
+
+
+def _settings(options: PretrainConfig) -> dict[str, Any]:
+    """Return what the task needs, as it was asked for; None: it depends on the model."""
+    names = {
+        "masked": ("target",),
+        "mae": ("mask_ratio", "decoder_width", "decoder_depth"),
+        "dino": ("prototypes", "local_crops", "local_scale"),
+    }[options.objective]
+    given = asdict(options)
+    return {name: given[name] for name in names}
+
+
+def filled(options: PretrainConfig, plan: Plan) -> dict[str, Any]:
+    """Return the settings that depend on the model, where they were left open."""
+    model = plan.architecture
+    if options.objective == "mae" and options.decoder_width is None and isinstance(model, ViTConfig):
+        return {"decoder_width": max(32, model.width // 2 // 32 * 32)}
+    if options.objective == "dino":
+        kind = "small" if min(model.image_size) < SMALL_IMAGES else "large"
+        halves = tuple(
+            max(1, round(side / 2 / step)) * step
+            for side, step in zip(model.image_size, model.step, strict=True)
+        )
+        return {"local_scale": options.local_scale or CROPS[kind][1], "local_size": halves}
+    return {}
+
+
+def _start(options: PretrainConfig) -> Start | None:
+    """Return the trained model to go on from, without its head."""
+    if options.init in (None, "none"):
+        return None
+    if options.model is not None:
+        raise OptionError(f"--model is for training from scratch: --init {options.init} has its own model")
+    size = pair(options.image_size, "--image-size") if options.image_size else None
+    patch = pair(options.patch_size, "--patch-size") if options.patch_size else None
+    classifier = load(options.init, image_size=size, patch_size=patch)
+    classifier.model.reset_classifier(0)
+    pretrained = Pretrained(
+        architecture=classifier.model.config,
+        preprocessing=classifier.preprocess.preprocessing,
+        source=options.init,
+    )
+    return Start(options.init, pretrained, dict(classifier.model.state_dict()))
+
+
+def recipe(options: PretrainConfig, facts: Facts) -> Recipe:
+    """Return what an objective takes where the user said nothing."""
+    batch = options.batch_size or defaults.batch_size(facts)
+    crops = min(facts.size) >= 16
+    mirror = 0.5 if facts.mirror else 0.0
+    values: dict[str, Any] = {"batch_size": batch, "optimizer": "adamw", "label_smoothing": 0.0}
+    if options.objective == "dino":
+        large, _ = CROPS["small" if min(facts.size) < SMALL_IMAGES else "large"]
+        jitter = 0.4 if facts.channels == 3 else 0.0
+        values |= {
+            "lr": 5e-4 * sqrt(batch / 256),
+            "weight_decay": 0.04,
+            "final_weight_decay": 0.4,
+            "clip": 3.0,
+            "ema": 0.0,  # the teacher is one
+            "augment": Augment(crop_scale=large, flip=mirror, color_jitter=jitter),
+        }
+    else:
+        scale = (0.2, 1.0) if crops else None
+        values |= {"weight_decay": 0.05, "augment": Augment(crop_scale=scale, flip=mirror)}
+    return Recipe(f"for {options.objective}", values)
