@@ -41,6 +41,8 @@ class Objective(nn.Module):
     """Modules that compute for it and learn nothing, such as a teacher: compiled with it, never saved."""
     headline = "loss"
     """The figure that the model card shows first."""
+    whole_passes = True
+    """Whether the model passes once over the whole of each image: else no MFU is told, which counts that."""
 
     @property
     def kept(self) -> Model:

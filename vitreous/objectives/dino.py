@@ -101,6 +101,7 @@ class Dino(Unlabelled):
     """Answer for every crop of an image as the average of oneself does for its large ones."""
 
     views = 2
+    whole_passes = False
     remedy = "try a lower --lr, a larger --batch-size, or weaker augmentation"
     center: Tensor  # (K,) the teacher's mean scores
     scores: Tensor  # (K,) the sum of its scores in this step

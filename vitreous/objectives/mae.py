@@ -91,6 +91,8 @@ class Decoder(nn.Module):
 class MaskedAutoencoder(Unlabelled):
     """Paint what is hidden; each patch's pixels are normalised by its own mean and deviation."""
 
+    whole_passes = False
+
     def __init__(
         self,
         model: VisionTransformer,

@@ -130,20 +130,20 @@ def gallery(rows: Sequence[Pictured]) -> Figure:
 
 
 @themed
-def sheet(rows: Sequence[Sequence[np.ndarray]], titles: Sequence[str]) -> Figure:
-    """Draw rows of images, uint8 (H, W, 1 or 3), under the titles of their columns; a row may be shorter."""
-    columns = max(map(len, rows))
+def sheet(rows: Mapping[str, Sequence[np.ndarray]]) -> Figure:
+    """Draw rows of images, uint8 (H, W, 1 or 3), each under its title; a row may be shorter than others."""
+    columns = max(map(len, rows.values()))
     side = min(1.6, 8.0 / columns)
-    tall = min(1.6, max(0.5, rows[0][0].shape[0] / rows[0][0].shape[1]))
-    figure = canvas(side * columns + 0.2, side * tall * len(rows) + 0.4)
+    first = next(iter(rows.values()))[0]
+    tall = min(1.6, max(0.5, first.shape[0] / first.shape[1]))
+    figure = canvas(side * columns + 0.2, (side * tall + 0.22 * any(rows)) * len(rows) + 0.1)
     grid = figure.subplots(len(rows), columns, squeeze=False)
-    for places, images in zip(grid, rows, strict=True):
+    for places, (title, images) in zip(grid, rows.items(), strict=True):
+        places[0].set_title(label(title, 40), fontsize=8, loc="left")
         for axes, image in zip(places, images, strict=False):
             _bare(axes).imshow(_rgb(image), interpolation="nearest")
         for axes in places[len(images) :]:
             axes.set_axis_off()
-    for axes, title in zip(grid[0], titles, strict=False):
-        axes.set_title(label(title, 24), fontsize=8, loc="left")
     return figure
 
 

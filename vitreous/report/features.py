@@ -44,16 +44,17 @@ def pictures(classifier: Classifier, split: Split) -> list[Picture]:
         maps += [found[index - start] for index in asked if start <= index < start + BATCH]
     pixels = [prepared[index].pixels for index in asked]
     nearest = neighbours(torch.cat(vectors), asked)
-    alike = [[prepared[int(index)].pixels for index in row] for row in nearest]
-    similar = plot.sheet(
-        alike, ["image", *(f"nearest {n}" if n == 1 else str(n) for n in range(1, NEAREST + 1))]
-    )
-    coloured = plot.sheet([pixels, components(torch.stack(maps), pixels)], [])
+    alike = {
+        f"image {row + 1}": [prepared[int(index)].pixels for index in found]
+        for row, found in enumerate(nearest)
+    }
+    similar = plot.sheet(alike)
+    coloured = plot.sheet({"images": pixels, "their patches": components(torch.stack(maps), pixels)})
     return [
         Picture(
             title="Nearest neighbours",
             png=plot.png(similar, dpi=96),
-            how=f"The images, of {len(prepared):,}, that are most alike to the model; no label took part.",
+            how=f"An image, then those of {len(prepared):,} that are most like it to the model.",
         ),
         Picture(
             title="What patches are like",

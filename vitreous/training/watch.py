@@ -41,7 +41,7 @@ class Watch:
 
 
 def draw(training: "Training") -> None:
-    """Draw what the model makes of some validation images into `preview/`, a row for each image."""
+    """Draw what the model makes of some validation images into `preview/`, a column for each image."""
     found = pictures(training)
     if found is not None and training.world.is_main:
         folder = training.folder / "preview"
@@ -62,5 +62,5 @@ def pictures(training: "Training") -> bytes | None:
     from vitreous import plot  # half a second, for who asks
 
     shown = [(images * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy() for _, images in columns]
-    rows = [[images[row] for images in shown] for row in range(len(shown[0]))]
-    return plot.png(plot.sheet(rows, [title for title, _ in columns]), dpi=96)
+    rows = {title: list(images) for (title, _), images in zip(columns, shown, strict=True)}
+    return plot.png(plot.sheet(rows), dpi=96)
