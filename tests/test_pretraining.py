@@ -18,7 +18,7 @@ from vitreous.data import Batch, SmallViews
 from vitreous.data import draws as drawing
 from vitreous.errors import OptionError
 from vitreous.models.vit import VisionTransformer
-from vitreous.objectives import dino, mae, masked, patches
+from vitreous.objectives import dino, masked, patches
 from vitreous.objectives.dino import Dino
 from vitreous.objectives.mae import MaskedAutoencoder
 from vitreous.objectives.masked import Masked
@@ -62,12 +62,12 @@ def test_half_is_corrupted_and_of_that_most_is_hidden() -> None:
 @pytest.mark.parametrize("target", ["color", "small", "pixels"])
 def test_only_corrupted_patches_have_a_loss(target: masked.Target) -> None:
     task, shown = Masked(model(), SETTINGS, target=target), batch()
-    corrupted, predicted = task.predict(shown)
-    predicted = predicted.detach().requires_grad_()
-    task.predict = lambda _: (corrupted, predicted)  # type: ignore[method-assign]
+    order, tokens = task.see(shown)
+    tokens = tokens.detach().requires_grad_()
+    task.see = lambda _: (order, tokens)  # type: ignore[method-assign]
     task(shown)[0].backward()
-    assert predicted.grad is not None
-    assert torch.equal(predicted.grad.abs().sum(-1) > 0, corrupted)
+    assert tokens.grad is not None
+    assert torch.equal(tokens.grad.abs().sum(-1) > 0, masked.corruption(order)[0])
 
 
 def test_what_is_hidden_is_not_seen() -> None:
@@ -75,13 +75,13 @@ def test_what_is_hidden_is_not_seen() -> None:
     task, shown = Masked(model(), SETTINGS).eval(), batch(1)
     order, _ = masked.drawn(shown, 6)
     hidden, kept = int((order == 0).int().argmax()), int((order == 5).int().argmax())
-    before = task.predict(shown)[1]
+    before = task.see(shown)[1]
     for patch, same in ((hidden, True), (kept, False)):
         cells = patches.cut(shown.images, (8, 8)).clone()
         cells[0, patch] += 1.0
         changed = batch(1)
         changed.images = patches.joined(cells, task.model.config)
-        assert torch.equal(task.predict(changed)[1], before) == same
+        assert torch.equal(task.see(changed)[1], before) == same
 
 
 def test_colours_are_those_of_a_calculation_by_hand() -> None:
@@ -100,14 +100,16 @@ def test_colours_are_those_of_a_calculation_by_hand() -> None:
 def test_the_targets_are_of_pixels_as_they_look() -> None:
     """Not of normalised ones: the loss of a certain, right answer is zero."""
     task, shown = Masked(model(), SETTINGS, target="color"), batch()
-    wanted = masked.colors(patches.cut(task.visible(shown.images), (8, 8)), 1)[..., 0]
-    certain = F.one_hot(wanted, 512).float() * 100
-    losses, right = task.losses(certain, shown.images)
+    cells = patches.cut(shown.images, (8, 8))
+    looks = (cells.numpy() * np.array(SETTINGS.std)[:, None, None]) + np.array(SETTINGS.mean)[:, None, None]
+    red, green, blue = np.floor(looks.mean((3, 4)) * 8).astype(int).transpose(2, 0, 1)
+    certain = F.one_hot(torch.from_numpy(red * 64 + green * 8 + blue), 512).float() * 100
+    losses, right = task.losses(certain, cells)
     assert losses.max() < 1e-6 and right is not None and right.min() == 1.0
     pixels = Masked(model(), SETTINGS, target="pixels")
-    exact = patches.cut(shown.images, (8, 8)).flatten(2)
-    assert pixels.losses(exact, shown.images)[0].max() == 0.0
-    assert pixels.losses(exact + 2.0, shown.images)[0].allclose(torch.tensor(4.0))
+    exact = cells.flatten(2)
+    assert pixels.losses(exact, cells)[0].max() == 0.0
+    assert pixels.losses(exact + 2.0, cells)[0].allclose(torch.tensor(4.0))
 
 
 def test_patches_are_cut_as_the_model_cuts_them_and_put_together_again() -> None:
@@ -165,7 +167,7 @@ def test_what_was_shuffled_comes_back_to_its_place() -> None:
     places = drawing.shuffled(10, drawing.MASK, drawing.words(0, 0, torch.arange(4), 0))
     order = places.argsort(1)
     shuffled = tokens.gather(1, order[..., None].expand(-1, -1, 3))
-    assert not torch.equal(shuffled, tokens) and torch.equal(mae.unshuffled(shuffled, places), tokens)
+    assert not torch.equal(shuffled, tokens) and torch.equal(patches.taken(shuffled, places), tokens)
 
 
 def test_the_loss_is_of_hidden_patches_normalised_by_themselves() -> None:

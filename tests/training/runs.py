@@ -127,11 +127,11 @@ def slow(data: str, out: Path, ready: Any, seconds: float, *more: str) -> None:
     multiprocessing.set_start_method(None, force=True)  # loader workers of its own, not the fork server's
     take = Step.__call__
 
-    def slowly(self: Step, batch: Batch, step: int, lr: float) -> Outcome:
+    def slowly(self: Step, batch: Batch, step: int, lr: float, progress: float) -> Outcome:
         if step == 3:
             ready.set()
         time.sleep(seconds if step >= 3 else 0.0)
-        return take(self, batch, step, lr)
+        return take(self, batch, step, lr, progress)
 
     Step.__call__ = slowly  # type: ignore[method-assign]
     os._exit(cli.main(["train", data, *FLAGS, "--out", str(out), *more]))

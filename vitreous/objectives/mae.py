@@ -81,7 +81,7 @@ class Decoder(nn.Module):
         """
         x = self.embed(tokens)
         hidden = self.mask_token.to(x.dtype).expand(len(x), places.shape[1] + prefix - x.shape[1], -1)
-        x = unshuffled(torch.cat([x[:, prefix:], hidden], dim=1), places) + self.grid_embed
+        x = patches.taken(torch.cat([x[:, prefix:], hidden], dim=1), places) + self.grid_embed
         x = torch.cat([self.embed(tokens[:, :prefix]), x], dim=1) if prefix else x
         for block in self.blocks:
             x = block(x, Geometry())
@@ -129,8 +129,7 @@ class MaskedAutoencoder(Unlabelled):
         places = draws.shuffled(model.config.patches, draws.MASK, batch.words)  # (B, N)
         kept = places.argsort(1)[:, : self.seen]  # (B, V)
         tokens = model.embed(batch.images)
-        x = tokens[:, prefix:].gather(1, kept[..., None].expand(-1, -1, tokens.shape[2]))
-        x = torch.cat([tokens[:, :prefix], x], dim=1)
+        x = torch.cat([tokens[:, :prefix], patches.taken(tokens[:, prefix:], kept)], dim=1)
         x = patches.encode(model, x, self.geometry(kept))
         return self.decoder(x, places, prefix).float(), places
 
@@ -167,8 +166,3 @@ class MaskedAutoencoder(Unlabelled):
             ("painted", patches.where(hidden, guessed, cells)),
         )
         return [(title, self.visible(patches.joined(each, config))) for title, each in pictures]
-
-
-def unshuffled(tokens: Tensor, places: Tensor) -> Tensor:  # (B, N, D), (B, N) → (B, N, D)
-    """Put tokens that stand in the random order back to their places in the image."""
-    return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[2]))

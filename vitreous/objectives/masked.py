@@ -73,35 +73,34 @@ class Masked(Unlabelled):
         nn.init.zeros_(self.to_target.bias)
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        corrupted, predicted = self.predict(batch)
-        losses, right = self.losses(predicted, batch.images)  # (B, N) each
-        images, weight = max(1, len(losses)), corrupted.float()
-        count = weight.sum(1).clamp(min=1.0)
-        loss = ((losses * weight).sum(1) / count).sum() / images
-        if right is None:
-            return loss, {}
-        return loss, {"color_accuracy": ((right * weight).sum(1) / count).sum() / images}
+        order, tokens = self.see(batch)
+        corrupted = order.argsort(1)[
+            :, : round(CORRUPTED * order.shape[1])
+        ]  # (B, n), all others have no loss
+        cells = patches.taken(patches.cut(batch.images, self.vit.config.patch_size), corrupted)
+        predicted = self.to_target(patches.taken(tokens, corrupted)).float()
+        losses, right = self.losses(predicted, cells)  # (B, n) each
+        images = max(1, len(losses))
+        metrics = {} if right is None else {"color_accuracy": right.mean(1).sum() / images}
+        return losses.mean(1).sum() / images, metrics
 
-    def predict(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return which patches were corrupted, bool (B, N), and what is predicted of all, (B, N, values)."""
+    def see(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the random order of the patches (B, N), corrupted ones first, and their tokens (B, N, D)."""
         model = self.vit
         embedded = model.patch_embed(batch.images)  # (B, N, D)
         order, other = drawn(batch, embedded.shape[1])
-        corrupted, hidden, exchanged = corruption(order)
+        _, hidden, exchanged = corruption(order)
         seen = torch.where(hidden[..., None], self.mask_token.to(embedded.dtype), embedded)
-        others = embedded.gather(1, other[..., None].expand_as(embedded))
-        seen = torch.where(exchanged[..., None], others, seen)
-        tokens = patches.encode(model, model.place(seen))
-        return corrupted, self.to_target(tokens[:, model.config.prefix :]).float()
+        seen = torch.where(exchanged[..., None], patches.taken(embedded, other), seen)
+        return order, patches.encode(model, model.place(seen))[:, model.config.prefix :]
 
-    def losses(self, predicted: Tensor, images: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return each patch's loss (B, N), and the share of its colours that are right, if it has any."""
-        pixels = patches.cut(self.visible(images), self.vit.config.patch_size)
-        if self.target == "pixels":  # as normalised as the model's input
-            wanted = patches.cut(images, self.vit.config.patch_size).flatten(2)
-            return (predicted - wanted).square().mean(-1), None
+    def losses(self, predicted: Tensor, cells: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the loss of each patch, of normalised pixels (B, n, C, P, P), and the share of its colours
+        that are right, if it has any; (B, n)."""
+        if self.target == "pixels":
+            return (predicted - cells.flatten(2)).square().mean(-1), None
         side = 1 if self.target == "color" else SMALL
-        wanted = colors(pixels, side)  # (B, N, side²)
+        wanted = colors(self.visible(cells), side)  # (B, n, side²)
         logits = predicted.unflatten(-1, (side * side, self.colors))
         losses = F.cross_entropy(logits.flatten(0, 2), wanted.flatten(), reduction="none")
         right = (logits.detach().argmax(-1) == wanted).float().mean(-1)
@@ -111,21 +110,17 @@ class Masked(Unlabelled):
     def preview(self, batch: Batch) -> list[tuple[str, Tensor]]:
         """Return images as they are, with what is hidden in gray, and with what is predicted in its place."""
         config = self.vit.config
-        corrupted, predicted = self.predict(batch)
-        shown = self.visible(batch.images)
-        cells = patches.cut(shown, config.patch_size)  # (B, N, C, P, P)
-        hidden = corruption(drawn(batch, cells.shape[1])[0])[1]
-        guessed = patches.cut(
-            self.visible(patches.joined(self.painted(predicted), config)), config.patch_size
+        order, tokens = self.see(batch)
+        corrupted, hidden, _ = corruption(order)
+        cells = patches.cut(batch.images, config.patch_size)  # (B, N, C, P, P)
+        gray = ((0.5 - self.mean) / self.std).expand_as(cells)
+        guessed = self.painted(self.to_target(tokens).float())
+        pictures = (
+            ("image", cells),
+            ("what is seen", patches.where(hidden, gray, cells)),
+            ("prediction", patches.where(corrupted, guessed, cells)),
         )
-        return [
-            ("image", shown),
-            (
-                "what is seen",
-                patches.joined(patches.where(hidden, torch.full_like(cells, 0.5), cells), config),
-            ),
-            ("prediction", patches.joined(patches.where(corrupted, guessed, cells), config)),
-        ]
+        return [(title, self.visible(patches.joined(each, config))) for title, each in pictures]
 
     def painted(self, predicted: Tensor) -> Tensor:  # (B, N, values) → (B, N, C, P, P)
         """Return predictions as normalised pixels; a colour as the middle of what it stands for."""

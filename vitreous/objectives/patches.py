@@ -50,3 +50,9 @@ def joined(cells: Tensor, config: ViTConfig) -> Tensor:  # (B, N, C, P, P) → (
 def where(chosen: Tensor, cells: Tensor, others: Tensor) -> Tensor:  # (B, N), (B, N, C, P, P) twice
     """Return the chosen patches of the first, and the rest of the second."""
     return torch.where(chosen[:, :, None, None, None], cells, others)
+
+
+def taken(rows: Tensor, places: Tensor) -> Tensor:  # (B, N, …), (B, n) → (B, n, …)
+    """Return the rows at these places of each image."""
+    flat = rows.flatten(2)
+    return flat.gather(1, places[..., None].expand(-1, -1, flat.shape[2])).unflatten(2, rows.shape[2:])

@@ -1,0 +1,6 @@
+from typing import Any
+
+class DINOLoss:
+    center: Any
+    def __init__(self, output_dim: int, teacher_temp: float, student_temp: float) -> None: ...
+    def __call__(self, teacher_out: Any, student_out: Any, teacher_temp: float) -> Any: ...
