@@ -42,6 +42,7 @@ TESTS = {
         *(f"training/test_{name}" for name in ("budget", "folder", "signals", "kills", "ranks")),
     ],
     "training/plan": ["training/test_defaults", "training/test_recipes"],
+    "training/pretrain": ["training/test_pretrain"],
     "training/recipes": [f"training/test_{name}" for name in ("defaults", "recipes", "finetune")],
     "training/refusal": ["training/test_refusal"],
     "training/results": [f"training/test_{name}" for name in ("results", "loop", "average")],
@@ -53,13 +54,19 @@ TESTS = {
     "training/state": [f"training/test_{name}" for name in ("average", "loop", "kills", "refusal")],
     "training/step": [f"training/test_{name}" for name in ("loop", "meaning", "refusal")],
     "training/transfer": ["training/test_initial"],
+    "training/watch": ["training/test_pretrain"],
     "training/tuning": ["training/test_tuning"],
     "objectives/__init__": ["training/test_results", "test_objectives"],
+    **{
+        f"objectives/{name}": ["test_pretraining", "training/test_pretrain"]
+        for name in ("masked", "mae", "dino", "patches", "unlabelled")
+    },
     "objectives/supervised": ["test_objectives", "training/test_results", "training/test_meaning"],
     "evals/answers": ["evals/test_answers", "evals/test_accuracy"],
     "evals/accuracy": ["evals/test_accuracy", "evals/test_answers"],
     "evals/multilabel": ["evals/test_multilabel"],
     "evals/calibration": ["evals/test_calibration"],
+    "evals/health": ["evals/test_health", "training/test_pretrain"],
     "evals/mean_loss": ["evals/test_answers", "training/test_results"],
     "data/order": ["test_data_order", "training/test_meaning", "test_data_loader"],
     "data/mix": [

@@ -327,3 +327,11 @@ def test_relative_positions_are_refused() -> None:
         MaskedAutoencoder(model(positions="relative"), SETTINGS)
     with pytest.raises(OptionError, match="relative positions"):
         dino.able(model(positions="relative"))
+
+
+def test_the_best_is_chosen_by_neighbours_or_without_labels() -> None:
+    figures = {"knn": 0.4, "loss": 2.0, "effective_rank": 7.0}
+    blind = {name: value for name, value in figures.items() if name != "knn"}
+    assert Masked(model(), SETTINGS).score(figures) == [0.4, -2.0]
+    assert Masked(model(), SETTINGS).score(blind) == [-2.0]
+    assert distilling().score(figures) == [0.4] and distilling().score(blind) == [7.0]

@@ -203,7 +203,7 @@ class Dino(Unlabelled):
         pairs = [(slow, student[name]) for name, slow in self.teacher.named_parameters()]
         optim.follow([slow for slow, _ in pairs], [fast.detach() for _, fast in pairs], towards)
         total, count = parallel.added_up(self.scores), parallel.added_up(self.scored)
-        self.center.lerp_(total / count.clamp(min=1.0), torch.as_tensor((1.0 - CENTER_MOMENTUM) * keep))
+        self.center += (total / count.clamp(min=1.0) - self.center) * ((1.0 - CENTER_MOMENTUM) * keep)
 
     def evaluate(self, loader: Loader, inference: Inference) -> Evaluation:
         """Measure also among how many prototypes the teacher's answers are spread, over all images."""
@@ -213,6 +213,11 @@ class Dino(Unlabelled):
         shares = shares / shares.sum()
         used = torch.exp(-(shares * shares.clamp(min=1e-12).log()).sum())
         return MeanLoss({**found.figures, "prototypes_used": used.item()})
+
+    def score(self, figures: Mapping[str, float]) -> list[float]:
+        """Return the share of images whose neighbours are of their class; without labels the effective rank:
+        losses of teachers that differ can't be compared."""
+        return [figures["knn"] if "knn" in figures else figures["effective_rank"]]
 
     def trouble(self, figures: Mapping[str, float]) -> str | None:
         """Say that features have collapsed, or that the teacher can't tell images apart."""

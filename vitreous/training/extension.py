@@ -101,9 +101,9 @@ def _known(run: Path) -> list[Stage]:
 
 
 def progress(stages: Sequence[Stage], position: Position) -> float:
-    """Return the part of the plan that is behind the next step, 0 to 1; 1 in an extension."""
-    number, step, steps = _within(stages, position)
-    return 1.0 if number else min(1.0, step / max(1, steps))
+    """Return the part of the plan, or of its last extension, that is behind the next step: 0 to 1."""
+    _, step, steps = _within(stages, position)
+    return min(1.0, step / max(1, steps))
 
 
 def _within(stages: Sequence[Stage], position: Position) -> tuple[int, float, int]:
