@@ -12,7 +12,7 @@ demo: $(READY)
 # Types are checked while the tests run, which often wait; what pyright says comes after them.
 test: style browser
 	@$(BIN)/pyright > $(VENV)/pyright.log 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal; tests=$$?; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/pyright.log; [ $$tests = 0 ] && [ $$types = 0 ]
 
 lint: style

@@ -128,10 +128,10 @@ def paced(
     """Let steps (by their count) and evaluated images alone move the clock; return when each step ended."""
     compute, batches, taken = Gradients.__call__, Inference.batches, []
 
-    def step(self: Gradients, batch: Batch, number: int) -> dict[str, Tensor]:
+    def step(self: Gradients, batch: Batch, number: int, progress: float = 0.0) -> dict[str, Tensor]:
         clock.now += pace(len(taken))
         taken.append(clock.now)
-        return compute(self, batch, number)
+        return compute(self, batch, number, progress)
 
     def evaluate(self: Inference, loader: Loader, model: Any) -> Any:
         clock.now += image * len(loader.split)
@@ -224,10 +224,10 @@ def test_the_first_step_does_not_set_the_pace(
     """It compiles, reads and allocates: here for two of eight seconds."""
     compute, calls = Gradients.__call__, []
 
-    def slow_at_first(self: Gradients, batch: Batch, step: int) -> dict[str, Tensor]:
+    def slow_at_first(self: Gradients, batch: Batch, step: int, progress: float = 0.0) -> dict[str, Tensor]:
         time.sleep(0.0 if calls else 2.0)
         calls.append(step)
-        return compute(self, batch, step)
+        return compute(self, batch, step, progress)
 
     monkeypatch.setattr(Gradients, "__call__", slow_at_first)
     run(data, tmp_path, epochs=None, time_budget="8s")

@@ -140,11 +140,15 @@ def test_speed_is_measured_against_all_ranks(undisturbed: Result, monkeypatch: p
     monkeypatch.setattr(parallel, "gather", lambda value, world: [10, 30][: world.size])
     plan = plan_of(undisturbed.folder)
 
-    def speed(ranks: int, pace: float | None, waited: float = 2.0, steps: float = 8.0) -> dict[str, Any]:
+    def speed(
+        ranks: int, pace: float | None, waited: float = 2.0, steps: float = 8.0, whole: bool = True
+    ) -> dict[str, Any]:
         world = parallel.World(device=torch.device("cpu"), size=ranks)
         log = SimpleNamespace(images_per_second=pace, seconds=steps)
         clock = SimpleNamespace(start=None if pace is None else 1.26, waited=waited)
-        training = SimpleNamespace(world=world, plan=plan, log=log, clock=clock, seconds=12.34)
+        objective = SimpleNamespace(whole_passes=whole)
+        about = {"world": world, "plan": plan, "log": log, "clock": clock, "objective": objective}
+        training = SimpleNamespace(**about, seconds=12.34)
         return results._speed(training)  # type: ignore[arg-type]
 
     used = 3 * 2 * cost.flops(plan.architecture) * 100.04 / 1e9
@@ -155,6 +159,7 @@ def test_speed_is_measured_against_all_ranks(undisturbed: Result, monkeypatch: p
     assert (alone["waited_for_data"], alone["bottleneck"]) == (0.25, "model")
     starved = speed(1, 100.04, waited=9.0)
     assert (starved["waited_for_data"], starved["bottleneck"]) == (1.0, "loader")
+    assert speed(1, 100.04, whole=False)["mfu"] is None  # of a task that does not see whole images
     short = speed(1, None, steps=0.0)  # too short to tell
     unknown = ("images_per_second", "mfu", "start_seconds", "waited_for_data", "bottleneck")
     assert all(short[name] is None for name in unknown)
