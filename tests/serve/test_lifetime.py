@@ -105,7 +105,7 @@ def test_the_command_serves_in_a_fresh_process(checkpoint: Path, tmp_path: Path)
 
 
 def test_sigterm_lets_requests_finish(checkpoint: Path, image: bytes, tmp_path: Path) -> None:
-    with running(checkpoint, tmp_path, seconds=0.2) as server:
+    with running(checkpoint, tmp_path, seconds=0.3, max_batch=1) as server:
         found: list[httpx.Response] = []
         header = {"Content-Type": "image/png"}
 
