@@ -4,7 +4,6 @@ import io
 import json
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -114,25 +113,6 @@ def test_dear_pictures_hold_up_no_other(
         assert post(made, encoded("WEBP", 8, 8)).status_code == 200
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert any("took longer than 2.0 s" in line.get("message", "") for line in lines)
-
-
-def test_the_end_does_not_wait_for_decoders(digits: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which take 120 s; a request that comes in with the end may wait for its deadline."""
-    monkeypatch.setattr(service, "decode", hostile)
-
-    def send(server: TestClient) -> None:
-        with suppress(BaseException):  # the client's end, too
-            post(server, encoded("GIF", 900, 900))
-
-    with client(digits, deadline=30.0) as made:
-        wait_until_ready(made)
-        began = time.monotonic()
-        thread = threading.Thread(target=send, args=[made], daemon=True)
-        thread.start()
-        while "images_inside 1.0" not in made.get("/metrics").text:
-            time.sleep(0.01)
-    thread.join(60)
-    assert not thread.is_alive() and time.monotonic() - began < 100
 
 
 def test_thousands_of_scans_are_refused(digits: Classifier) -> None:
