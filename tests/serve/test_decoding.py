@@ -1,11 +1,14 @@
 """Decoding that costs itself only: pictures that take for ever hold up no other, and are ended."""
 
+import asyncio
 import io
 import json
 import threading
 import time
+from collections.abc import MutableMapping
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,9 +18,12 @@ from starlette.testclient import TestClient
 
 from tests.hostile import pictures, requests
 from tests.serve_client import client, post, wait_until_ready
+from vitreous.data.guarded import Workers
 from vitreous.predict import Classifier
 from vitreous.serve import service
+from vitreous.serve.app import create_app
 from vitreous.serve.costs import CHEAP_BYTES, CHEAP_WORK, MAX_CHUNKS, cost
+from vitreous.serve.settings import Settings
 
 LIMIT = 25_000_000
 DECODE = service.decode
@@ -113,6 +119,38 @@ def test_dear_pictures_hold_up_no_other(
         assert post(made, encoded("WEBP", 8, 8)).status_code == 200
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert any("took longer than 2.0 s" in line.get("message", "") for line in lines)
+
+
+def test_the_end_does_not_wait_for_decoders(digits: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would take 120 s: the picture in it is refused, and the server has ended.
+
+    On one event loop: starlette's TestClient may leave an answer unread at its end, and wait for it."""
+    monkeypatch.setattr(service, "decode", hostile)
+    app = create_app(digits, "digits", Settings(hosts=("testserver",), deadline=600.0))
+    picture, begun, take = encoded("GIF", 900, 900), threading.Event(), Workers._take
+    monkeypatch.setattr(Workers, "_take", lambda self: (take(self), begun.set())[0])
+
+    async def serve() -> httpx.Response:
+        sent: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+        told: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+        life = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}}, sent.get, told.put))
+        await sent.put({"type": "lifespan.startup"})
+        assert (await told.get())["type"] == "lifespan.startup.complete"
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as asking:
+            while (await asking.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.02)
+            header = {"Content-Type": "image/gif"}
+            answer = asyncio.create_task(asking.post("/predict", content=picture, headers=header))
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
+            await sent.put({"type": "lifespan.shutdown"})
+            assert (await told.get())["type"] == "lifespan.shutdown.complete"
+            await life
+            return await answer
+
+    answer = asyncio.run(asyncio.wait_for(serve(), 60))
+    assert (answer.status_code, answer.json()["error"]) == (422, "too_costly")
 
 
 def test_thousands_of_scans_are_refused(digits: Classifier) -> None:
