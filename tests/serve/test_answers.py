@@ -14,13 +14,18 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 import vitreous
+from tests.hostile import pictures
 from tests.serve_client import client, post, wait_until_ready
 from tests.serving import Running
 from vitreous.config import Preprocessing
 from vitreous.data.augment import evaluation_transform
+from vitreous.errors import DataError
 from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
 from vitreous.predict import Classifier
+from vitreous.serve.app import create_app
+from vitreous.serve.examples import of_data
+from vitreous.serve.settings import Settings
 
 
 def test_raw_and_multipart_answer_as_predict_does(
@@ -149,3 +154,27 @@ def test_examples_are_the_models_own(digits: Classifier, image: bytes) -> None:
             assert (answer.content, answer.headers["Content-Type"]) == (image, "image/png")
         assert made.get("/examples/4-no picture.png").status_code == 404
         assert "examples" not in made.get("/model").json()["about"]
+
+
+def test_examples_are_of_the_data_that_is_named(digits: Classifier, image: bytes, tmp_path: Path) -> None:
+    """Its test part, each class in turn, before those that were sealed with the model; of a size to show."""
+    for part, label, side in (("train", "cat", 50), ("test", "cat", 900), ("test", "dog", 40)):
+        folder = tmp_path / "data" / part / label
+        folder.mkdir(parents=True)
+        for number in range(2):
+            pictures.noise((side, side // 2), seed=number).convert("L").save(folder / f"{number}.png")
+    (tmp_path / "data" / "train" / "dog").mkdir()
+    shown = of_data(str(tmp_path / "data"), digits)
+    assert list(shown) == ["1-cat.jpeg", "2-dog.jpeg", "3-cat.jpeg", "4-dog.jpeg"]
+    sizes = [Image.open(io.BytesIO(data)).size for _, data in shown.values()]
+    assert sizes == [(640, 320), (40, 20), (640, 320), (40, 20)]
+    own = replace(digits, about={"examples": [{"label": "own", "image": b64encode(image).decode()}]})
+    app = create_app(own, "digits", Settings(hosts=("testserver",)), shown=shown)
+    with TestClient(app) as made:
+        assert made.get("/examples").json() == list(shown)
+        answer = made.get("/examples/2-dog.jpeg")
+        assert (answer.content, answer.headers["Content-Type"]) == (shown["2-dog.jpeg"][1], "image/jpeg")
+    for path in (tmp_path / "data" / "test").rglob("*.png"):
+        path.write_bytes(b"no picture")
+    with pytest.raises(DataError, match="no image of it can be read"):
+        of_data(str(tmp_path / "data"), digits)

@@ -417,6 +417,7 @@ def serve(
     max_batch: Whole = 64,
     max_body_mib: Number = 16.0,
     max_pixels: Whole = 25_000_000,
+    examples: Annotated[str | None, _optional("DATA")] = None,
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto",
 ) -> None:
     """Serve predictions over HTTP, with a page to explore them.
@@ -437,6 +438,7 @@ def serve(
         max_batch: Images computed at once at most; the warm-up finds how many pay.
         max_body_mib: The largest request, in MiB.
         max_pixels: The largest image, in pixels.
+        examples: Data whose pictures the page offers to try; all who reach the page see them.
         device: auto, cpu, cuda, cuda:N or mps.
     """
     from vitreous.predict import load
@@ -453,7 +455,7 @@ def serve(
         max_body_mib=max_body_mib,
         max_pixels=max_pixels,
     )
-    start.serve(load(checkpoint, device=device), Path(checkpoint).name, host, port, settings)
+    start.serve(load(checkpoint, device=device), Path(checkpoint).name, host, port, settings, examples)
 
 
 def check(

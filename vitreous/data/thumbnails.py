@@ -29,21 +29,32 @@ MOST_BYTES = 32_768
 
 
 def make(split: Split, labels: Sequence[str], count: int, channels: int) -> list[dict[str, str]]:
-    """Return thumbnails of a split, one class after the other; images that can't be read are passed over."""
+    """Return thumbnails of a split as a sealed file holds them."""
+    return [
+        {"label": label, "image": base64.b64encode(data).decode()}
+        for label, _, data in choose(split, labels, min(count, MOST), channels, SIDE)
+    ]
+
+
+def choose(
+    split: Split, labels: Sequence[str], count: int, channels: int, side: int
+) -> list[tuple[str, str, bytes]]:
+    """Return the label, format and bytes of some images, one class after the other, no larger than `side`.
+
+    Images that can't be read are passed over."""
     firsts = split.targets.argmax(1) if split.targets.ndim == 2 else split.targets
     turns = np.zeros(len(firsts), int)  # how many of its class came before an image
     for label in np.unique(firsts):
         turns[firsts == label] = np.arange((firsts == label).sum())
-    found: list[dict[str, str]] = []
+    found: list[tuple[str, str, bytes]] = []
     for index in np.lexsort((firsts, turns)).tolist():
-        if len(found) == min(count, MOST):
+        if len(found) == count:
             break
         try:
-            data = _encoded(split.read(index, channels if channels in (1, 3, 4) else 3))
+            image = split.read(index, channels if channels in (1, 3, 4) else 3)
         except DataError:
             continue
-        label = labels[int(firsts[index])] if labels else ""
-        found.append({"label": label, "image": base64.b64encode(data).decode()})
+        found.append((labels[int(firsts[index])] if labels else "", *_encoded(image, side)))
     return found
 
 
@@ -65,11 +76,9 @@ def read(about: Mapping[str, Any]) -> list[tuple[str, str, bytes]]:
     return found
 
 
-def _encoded(image: Image.Image) -> bytes:
-    image.thumbnail((SIDE, SIDE))
+def _encoded(image: Image.Image, side: int) -> tuple[str, bytes]:
+    image.thumbnail((side, side))
     held = io.BytesIO()
-    if max(image.size) <= LOSSLESS or image.mode == "RGBA":
-        image.save(held, "PNG", optimize=True)
-    else:
-        image.save(held, "JPEG", quality=85)
-    return held.getvalue()
+    form = "PNG" if max(image.size) <= LOSSLESS or image.mode == "RGBA" else "JPEG"
+    image.save(held, form, optimize=True, quality=85)
+    return form, held.getvalue()

@@ -25,7 +25,7 @@ from vitreous.predict import Classifier
 from vitreous.serve import answers
 from vitreous.serve import attention as attention_rows
 from vitreous.serve.card import card
-from vitreous.serve.examples import examples
+from vitreous.serve.examples import Examples, examples
 from vitreous.serve.guard import FAILED, Guard, error_response
 from vitreous.serve.service import Service
 from vitreous.serve.settings import (
@@ -55,8 +55,11 @@ def create_app(
     name: str = "model",
     settings: Settings | None = None,
     give_up: Callable[[BaseException], None] | None = None,
+    shown: Examples | None = None,
 ) -> ASGIApp:
-    """Return the ASGI application that serves one classifier; `give_up` is called if it can't warm up."""
+    """Return the ASGI application that serves one classifier; `give_up` is called if it can't warm up.
+
+    `shown` are the page's examples; None: the model's own, or such as come with the program."""
     settings = settings or Settings()
     service = Service(classifier, name, settings)
 
@@ -88,7 +91,7 @@ def create_app(
     config = classifier.model.config
     if config.has_attention and config.frames is None:
         _attention_routes(app, service, unwrap(classifier.model))
-    _page_routes(app, service)
+    _page_routes(app, service, shown)
     routes = {getattr(route, "path", "") for route in app.routes}
     share = partial(
         CORSMiddleware,
@@ -280,13 +283,13 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
         )
 
 
-def _page_routes(app: FastAPI, service: Service) -> None:
+def _page_routes(app: FastAPI, service: Service, shown: Examples | None) -> None:
     page = resources.files("vitreous.serve") / "web"
     index = (page / "index.html").read_bytes()
 
-    async def made() -> dict[str, tuple[str, bytes]]:
+    async def made() -> Examples:
         # In a thread: the first time, a library is imported for it that takes seconds
-        return await asyncio.to_thread(examples, service.classifier)
+        return shown or await asyncio.to_thread(examples, service.classifier)
 
     @app.get("/", include_in_schema=False)
     async def explorer() -> Response:

@@ -1,5 +1,5 @@
-"""Images to try the page with: those that were sealed with the model, else scikit-learn's photographs, or
-digits for small models."""
+"""Images to try the page with: of data that the operator names, else those that were sealed with the model,
+else scikit-learn's photographs, or digits for small models."""
 
 import io
 from functools import cache
@@ -7,35 +7,57 @@ from importlib import resources
 
 from PIL import Image
 
-from vitreous.data import thumbnails
+from vitreous.data import open_data, thumbnails
+from vitreous.errors import DataError
 from vitreous.predict import Classifier
 
 DIGIT_SIZE = 32
 LONGEST = 640
 LONGEST_NAME = 60
+MOST = 8
+"""Images of data that the operator names."""
 
 
-def examples(classifier: Classifier) -> dict[str, tuple[str, bytes]]:
-    """Return example images by name, each its media type and bytes: the model's own, if it has some."""
+Examples = dict[str, tuple[str, bytes]]
+"""By name; each its media type and bytes."""
+
+
+def examples(classifier: Classifier) -> Examples:
+    """Return example images: the model's own, if some were sealed with it."""
     own = thumbnails.read(classifier.about)
     if own:
-        return {
-            f"{number}-{label[:LONGEST_NAME]}.{form.lower()}": (f"image/{form.lower()}", data)
-            for number, (label, form, data) in enumerate(own, start=1)
-        }
+        return _named(own)
     preprocessing = classifier.preprocess.preprocessing
     return bundled(preprocessing.channels, preprocessing.image_size)
 
 
+def of_data(data: str, classifier: Classifier) -> Examples:
+    """Return images of a data set's test part, or of what it has, of each class in turn."""
+    dataset = open_data(data)
+    _, split = dataset.part(None)
+    channels = classifier.preprocess.preprocessing.channels
+    chosen = thumbnails.choose(split, dataset.labels, MOST, channels, LONGEST)
+    if not chosen:
+        raise DataError(f"--examples {data}: no image of it can be read")
+    return _named(chosen)
+
+
+def _named(images: list[tuple[str, str, bytes]]) -> Examples:
+    return {
+        f"{number}-{label[:LONGEST_NAME]}.{form.lower()}": (f"image/{form.lower()}", data)
+        for number, (label, form, data) in enumerate(images, start=1)
+    }
+
+
 @cache
-def bundled(channels: int, image_size: tuple[int, int]) -> dict[str, tuple[str, bytes]]:
+def bundled(channels: int, image_size: tuple[int, int]) -> Examples:
     """Return example images that come with the program: digits for models of small images."""
     if channels == 1 or max(image_size) <= DIGIT_SIZE:
         return _digits(image_size)
     return _photographs()
 
 
-def _photographs() -> dict[str, tuple[str, bytes]]:
+def _photographs() -> Examples:
     found = {}
     for name in ("flower.jpg", "china.jpg"):
         data = resources.files("sklearn.datasets.images").joinpath(name).read_bytes()
@@ -45,11 +67,9 @@ def _photographs() -> dict[str, tuple[str, bytes]]:
     return found
 
 
-def _digits(image_size: tuple[int, int]) -> dict[str, tuple[str, bytes]]:
-    from vitreous.data import open_data
-
+def _digits(image_size: tuple[int, int]) -> Examples:
     split = open_data("digits").splits["test"]
-    found: dict[str, tuple[str, bytes]] = {}
+    found: Examples = {}
     for digit in range(10):
         row = int((split.targets == digit).argmax())
         image = split.read(row, 1)

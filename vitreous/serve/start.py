@@ -16,6 +16,7 @@ from vitreous.predict import Classifier
 from vitreous.serve import logs
 from vitreous.serve.app import create_app
 from vitreous.serve.crowd import Crowd, room_for
+from vitreous.serve.examples import of_data
 from vitreous.serve.protocol import Connection
 from vitreous.serve.settings import MEBIBYTE, Settings
 
@@ -49,8 +50,13 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(classifier: Classifier, name: str, host: str, port: int, settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; then finish the requests in progress, and return."""
+def serve(
+    classifier: Classifier, name: str, host: str, port: int, settings: Settings, data: str | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT; then finish the requests in progress, and return.
+
+    The page's examples are of `data` where it is given."""
+    shown = of_data(data, classifier) if data is not None else None
     sys.setswitchinterval(SWITCH_SECONDS)
     listener = listen(host, port)
     failures: list[BaseException] = []
@@ -61,7 +67,7 @@ def serve(classifier: Classifier, name: str, host: str, port: int, settings: Set
 
     crowd = Crowd(room_for(settings.connections), settings.connections_each, settings.unread_bytes)
     config = uvicorn.Config(
-        create_app(classifier, name, settings, give_up),
+        create_app(classifier, name, settings, give_up, shown),
         http=functools.partial(Connection, crowd, settings),  # type: ignore[arg-type]
         log_config=None,
         access_log=False,
