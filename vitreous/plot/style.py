@@ -5,12 +5,15 @@ import io
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import matplotlib
 from matplotlib import font_manager
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 Theme = Literal["light", "dark"]
@@ -75,8 +78,11 @@ def label(text: str, longest: int = LONGEST) -> str:
 
 def png(figure: Figure, dpi: int = 144) -> bytes:
     """Return the figure as a PNG file."""
-    data = io.BytesIO()
-    _save(figure, data, format="png", dpi=dpi, metadata={"Software": None})
+    data, usual = io.BytesIO(), figure.dpi
+    figure.set_dpi(dpi)
+    with _drawing(figure):
+        FigureCanvasAgg(figure).print_png(data, metadata={"Software": None})
+    figure.set_dpi(usual)
     return data.getvalue()
 
 
@@ -86,9 +92,11 @@ def svg(figure: Figure, name: str = "figure") -> str:
     Letters are outlines, so that the page needs no font; identifiers start with `name`, so that two figures
     of a page don't meet.
     """
-    data = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
-        _save(figure, data, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    data, paper = io.StringIO(), figure.get_facecolor()
+    figure.set_facecolor("none")
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}), _drawing(figure):
+        FigureCanvasSVG(figure).print_svg(data, metadata={"Date": None, "Creator": None})
+    figure.set_facecolor(paper)
     text = data.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
@@ -98,11 +106,13 @@ def svg(figure: Figure, name: str = "figure") -> str:
     return text
 
 
-def _save(figure: Figure, target: io.BytesIO | io.StringIO, **options: Any) -> None:
+@contextmanager
+def _drawing(figure: Figure) -> Iterator[None]:
+    """By the canvas itself: `Figure.savefig` draws everything twice, the first time for its extent alone."""
     with warnings.catch_warnings():
         # A script that no installed font has is drawn as boxes: the report's own text still shows it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(target, **options)
+        yield
     figure.set_layout_engine("none")  # it stays as it is laid out: another file takes half the time
 
 
