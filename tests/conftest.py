@@ -1,7 +1,9 @@
 """What the tests share: seeded randomness, and models with every parameter drawn at random."""
 
+import functools
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,18 @@ def seeded() -> None:
     """Start every test from the same random state, on one thread a worker."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def one_registry() -> Iterator[None]:
+    """Let the exports to ONNX of a process read the table of operators once: it takes most of a second."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib))
+        )
+        yield
 
 
 def randomize(model: nn.Module, seed: int = 0) -> nn.Module:

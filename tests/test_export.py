@@ -24,6 +24,7 @@ from vitreous.models.architecture import ResNetConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.predict import Classifier
 
+pytestmark = pytest.mark.usefixtures("one_registry")
 TRUNK = ResNetConfig(layers=(1,), stem_width=32, preactivation=False, same_padding=True, num_classes=0)
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -28,6 +28,7 @@ from vitreous.predict import Classifier, load
 from vitreous.predict.inputs import find
 from vitreous.predict.stream import predict_all
 
+pytestmark = pytest.mark.usefixtures("one_registry")
 TRUNK = ResNetConfig(layers=(1,), stem_width=32, num_classes=0, preactivation=False, same_padding=True)
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"patch_size": (8, 8), "pooling": "gap"},

@@ -5,8 +5,7 @@ import io
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal
 
 import matplotlib
@@ -80,8 +79,7 @@ def png(figure: Figure, dpi: int = 144) -> bytes:
     """Return the figure as a PNG file."""
     data, usual = io.BytesIO(), figure.dpi
     figure.set_dpi(dpi)
-    with _drawing(figure):
-        FigureCanvasAgg(figure).print_png(data, metadata={"Software": None})
+    _save(figure, lambda drawn: FigureCanvasAgg(drawn).print_png(data, metadata={"Software": None}))
     figure.set_dpi(usual)
     return data.getvalue()
 
@@ -94,8 +92,9 @@ def svg(figure: Figure, name: str = "figure") -> str:
     """
     data, paper = io.StringIO(), figure.get_facecolor()
     figure.set_facecolor("none")
-    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}), _drawing(figure):
-        FigureCanvasSVG(figure).print_svg(data, metadata={"Date": None, "Creator": None})
+    about = {"Date": None, "Creator": None}
+    with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
+        _save(figure, lambda drawn: FigureCanvasSVG(drawn).print_svg(data, metadata=about))
     figure.set_facecolor(paper)
     text = data.getvalue()
     text = text[text.index("<svg") :]
@@ -106,13 +105,12 @@ def svg(figure: Figure, name: str = "figure") -> str:
     return text
 
 
-@contextmanager
-def _drawing(figure: Figure) -> Iterator[None]:
-    """By the canvas itself: `Figure.savefig` draws everything twice, the first time for its extent alone."""
+def _save(figure: Figure, write: Callable[[Figure], None]) -> None:
+    """Let a canvas write the figure: `Figure.savefig` draws all of it twice, first for its extent alone."""
     with warnings.catch_warnings():
         # A script that no installed font has is drawn as boxes: the report's own text still shows it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
+        write(figure)
     figure.set_layout_engine("none")  # it stays as it is laid out: another file takes half the time
 
 
