@@ -36,6 +36,10 @@ FIGURES: dict[str, Callable[..., Figure]] = {
         ],
         **o,
     ),
+    "sheet": lambda **o: plot.sheet(
+        {HOSTILE[0]: [np.full((40, 60, 3), 9, np.uint8)] * 3, "short": [np.full((60, 20, 1), 200, np.uint8)]},
+        **o,
+    ),
     "heads": lambda **o: plot.attention_heads(RANDOM.random((2, 3, 4, 5)), "class token", **o),
     "tokens": lambda **o: plot.token_norms(
         np.exp(4 * RANDOM.random((5, 40))), {"class token": np.arange(1, 6)}, RANDOM.random(5), **o
