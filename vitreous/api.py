@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous import console
 from vitreous.config import (
+    BenchConfig,
     ConvertConfig,
     DistillConfig,
     EvaluateConfig,
@@ -316,6 +317,21 @@ def convert(source: Text, destination: Text, to: Layout, **options: Any) -> Figu
         for name, value in (("image_size", config.image_size), ("patch_size", config.patch_size))
     }
     return Figures(vars(work(os.fspath(source), Path(destination), to, **{**vars(config), **sizes})))
+
+
+@takes(BenchConfig)
+def bench(**options: Any) -> Figures:
+    """Time training, prediction, loading and start-up here, beside other libraries: `rows`, and `machine`."""
+    from vitreous.bench import bench as work
+    from vitreous.bench import cases, table
+
+    config = from_keywords(BenchConfig, options, "bench")
+    asked = cases.read(config)  # what can't be timed is refused before a folder is made
+    folder = None if config.out is None else prepare_folder(config.out)
+    document = {"command": command("bench", (), config), **work(asked)}
+    if folder is not None:
+        table.write(folder, document)
+    return Figures(document, folder=folder)
 
 
 def check(data: Data, *, data_root: str | None = None) -> Figures:

@@ -1,0 +1,102 @@
+"""The stopwatch: contenders take turns, medians count, and one that has no room is left out."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from vitreous.bench import measure
+from vitreous.bench.measure import Contender, Timed
+
+CPU = torch.device("cpu")
+
+
+class Stopwatch:
+    """A clock whose times are given."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.left: Iterator[float] = iter(seconds)
+
+    def __call__(self, work: Callable[[], object]) -> float:
+        work()
+        return next(self.left)
+
+
+def test_rounds_alternate_and_the_median_counts() -> None:
+    calls: list[str] = []
+    ready = [
+        Timed(Contender(name, lambda name=name: calls.append(name), images), 0.0, 2, None)
+        for name, images in (("ours", 10), ("peer", 10))
+    ]
+    #                        ours  peer  ours  peer  ours  peer
+    timed = Stopwatch(1.0, 4.0, 2.0, 8.0, 100.0, 5.0)
+    measure.take_turns(ready, 3, timed, lambda: calls.append("|"))
+    assert calls == ["|", "ours", "ours", "peer", "peer"] * 3
+    assert ready[0].rates == [20.0, 10.0, 0.2] and ready[0].rate == 10.0  # one bad round moves nothing
+    assert ready[1].rates == [5.0, 2.5, 4.0] and ready[1].rate == 4.0
+
+
+def test_the_first_call_is_told_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SECONDS", 1.0)
+    calls: list[int] = []
+    contender = Contender("ours", lambda: calls.append(1), 4)
+    (timed,) = measure.make_ready(iter([contender]), CPU, Stopwatch(30.0, 0.3))
+    assert (timed.first, timed.calls, len(calls)) == (30.0, 4, 2)  # 4 calls of 0.3 s are a round of a second
+    assert timed.memory is None  # the heap of a CPU's process is everyone's
+
+
+def test_a_slow_call_is_a_round_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "SECONDS", 1.0)
+    (timed,) = measure.make_ready(iter([Contender("ours", lambda: None, 4)]), CPU, Stopwatch(60.0, 50.0))
+    assert timed.calls == 1
+
+
+def test_one_that_memory_has_no_room_for_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[str] = []
+
+    def greedy() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    contenders = [
+        Contender("greedy", greedy, 1, close=lambda: closed.append("greedy")),
+        Contender("modest", lambda: None, 1),
+    ]
+    ready = measure.make_ready(iter(contenders), CPU, measure.wall)
+    assert [each.contender.name for each in ready] == ["modest"] and closed == ["greedy"]
+    assert capsys.readouterr().err == (
+        "warning: greedy: out of memory, left out: give a smaller --batch-size\n"
+    )
+
+
+def test_another_error_is_not_hidden() -> None:
+    def broken() -> None:
+        raise RuntimeError("a shape does not fit")
+
+    with pytest.raises(RuntimeError, match="a shape does not fit"):
+        measure.make_ready(iter([Contender("broken", broken, 1)]), CPU, measure.wall)
+
+
+def test_a_contender_is_made_after_the_one_before_it_is_warm() -> None:
+    """So that what each holds on a device can be told apart."""
+    said: list[str] = []
+
+    def contenders() -> Iterator[Contender]:
+        for name in ("ours", "peer"):
+            said.append(f"make {name}")
+            yield Contender(name, lambda name=name: said.append(name), 1)
+
+    measure.make_ready(contenders(), CPU, measure.wall)
+    assert said == ["make ours", "ours", "ours", "make peer", "peer", "peer"]
+
+
+def test_closing_lets_go_of_all() -> None:
+    closed: list[str] = []
+    ready = [Timed(Contender("ours", lambda: None, 1, close=lambda: closed.append("ours")), 0.0, 1, None)]
+    measure.close(ready, CPU)
+    assert closed == ["ours"] and ready == []
+
+
+def test_the_clock_of_a_cpu_counts_seconds() -> None:
+    import time
+
+    assert measure.clock(CPU)(lambda: time.sleep(0.02)) >= 0.02
