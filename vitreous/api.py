@@ -79,6 +79,16 @@ class Predictions(list["Prediction | Failure"]):
         return html_table(["file", "label", "probability"], rows)
 
 
+class Benchmark(Figures):
+    """What `bench` found: `rows`, and the `command` and `machine` that they belong to."""
+
+    def _repr_html_(self) -> str:
+        from vitreous.bench import table
+
+        columns, rows = table.speeds(self["rows"])
+        return html_table(columns, [["" if cell is None else str(cell) for cell in row] for row in rows])
+
+
 @takes(TrainConfig)
 def train(
     data: Data = "digits",
@@ -320,7 +330,7 @@ def convert(source: Text, destination: Text, to: Layout, **options: Any) -> Figu
 
 
 @takes(BenchConfig)
-def bench(**options: Any) -> Figures:
+def bench(**options: Any) -> Benchmark:
     """Time training, prediction, loading and start-up here, beside other libraries: `rows`, and `machine`."""
     from vitreous.bench import bench as work
     from vitreous.bench import cases, table
@@ -331,7 +341,7 @@ def bench(**options: Any) -> Figures:
     document = {"command": command("bench", (), config), **work(asked)}
     if folder is not None:
         table.write(folder, document)
-    return Figures(document, folder=folder)
+    return Benchmark(document, folder=folder)
 
 
 def check(data: Data, *, data_root: str | None = None) -> Figures:

@@ -157,5 +157,10 @@ def test_what_a_case_sets_for_all_of_torch_ends_with_it(monkeypatch: pytest.Monk
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+def test_a_notebook_shows_the_table() -> None:
+    rows = vitreous.bench(job="predict", **SMALL)._repr_html_()
+    assert "<th" in rows and "images/s" in rows and "predict, ViT-Ti/16, 32, batch 2, float32" in rows
+
+
 def test_a_machine_has_a_processor() -> None:
     assert processor()

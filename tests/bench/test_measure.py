@@ -1,6 +1,7 @@
 """The stopwatch: contenders take turns, medians count, and one that has no room is left out."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -100,3 +101,70 @@ def test_the_clock_of_a_cpu_counts_seconds() -> None:
     import time
 
     assert measure.clock(CPU)(lambda: time.sleep(0.02)) >= 0.02
+
+
+class Gpu:
+    """Stands in for torch.cuda: a queue that is done at once, a clock of milliseconds, an allocator."""
+
+    def __init__(self) -> None:
+        self.now, self.held, self.peak, self.said = 0.0, 0, 0, []
+
+    def event(self, enable_timing: bool) -> "Gpu.Event":
+        assert enable_timing
+        return Gpu.Event(self)
+
+    class Event:
+        def __init__(self, gpu: "Gpu") -> None:
+            self.gpu = gpu
+
+        def record(self) -> None:
+            self.at = self.gpu.now
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: "Gpu.Event") -> float:
+            return end.at - self.at
+
+    def hold(self, count: int) -> None:
+        self.held += count
+        self.peak = max(self.peak, self.held)
+
+    def forget(self, device: object) -> None:
+        self.peak = self.held
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    made = Gpu()
+    monkeypatch.setattr(torch.cuda, "Event", made.event)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", made.forget)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: made.held)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: made.peak)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: made.said.append("emptied"))
+    return made
+
+
+def test_the_clock_of_a_gpu_is_its_events(gpu: Gpu) -> None:
+    def work() -> None:
+        gpu.now += 250.0  # milliseconds
+
+    assert measure.clock(torch.device("cuda", 0))(work) == 0.25
+
+
+def test_memory_is_what_a_contender_adds(gpu: Gpu) -> None:
+    """Its weights and what a call needs for a while; not what those before it hold."""
+    device = torch.device("cuda", 0)
+
+    def contenders() -> Iterator[Contender]:
+        for name, weights, call in (("ours", 100, 50), ("peer", 10, 7)):
+            gpu.hold(weights)
+            yield Contender(name, lambda call=call: (gpu.hold(call), gpu.hold(-call)), 1)
+
+    gpu.hold(1000)
+    ready = measure.make_ready(contenders(), device, measure.wall)
+    assert [each.memory for each in ready] == [150, 17]
+    measure.close(ready, device)
+    assert gpu.said == ["emptied"]

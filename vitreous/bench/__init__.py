@@ -38,7 +38,7 @@ def bench(asked: Request) -> dict[str, Any]:
     with parallel.join(asked.device) as world:
         todo = [_job(each).settled(cases.with_batch(each, world.device.type), world) for each in asked.cases]
         machine = describe(world.device)
-        console.note(f"on {machine['device']}, {machine['threads']} threads, torch {machine['torch']}")
+        console.note(f"on {machine['device']}, threads: {machine['threads']}, torch {machine['torch']}")
         ceiling = Ceiling(world.device)
         for precision in dict.fromkeys(each.precision for each in todo if each.precision):
             ceiling.look(precision, seconds=1.0)
