@@ -60,6 +60,7 @@ def test_one_json_list_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> N
     flops = 2 * cost.flops(Case(job="train", model=rows[0]["model"], image_size=(32, 32)).architecture)
     for row in rows:
         assert row["images_per_second"] > 0 and row["first_seconds"] > 0
+        assert row["images_per_core_second"] > 0
         assert row["peak_memory_bytes"] is None  # of a CPU it can't be told
         passes = 3 if row["job"] == "train" else 1  # ours and the peers' by the same count
         assert row["mfu"] == pytest.approx(row["images_per_second"] * passes * flops / RATE)
@@ -108,6 +109,14 @@ def test_a_device_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str
     assert cli.main(["bench", "--device", "cuda:99"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: device cuda:99 is not available")
+
+
+def test_several_ranks_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["bench"]) == 1
+    assert capsys.readouterr().err == "error: bench times one process: start it without torchrun\n"
 
 
 def test_out_is_where_the_document_and_the_plot_are_written(tmp_path: Path, blank_figures: None) -> None:

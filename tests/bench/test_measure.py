@@ -37,6 +37,15 @@ def test_rounds_alternate_and_the_median_counts() -> None:
     assert ready[1].rates == [5.0, 2.5, 4.0] and ready[1].rate == 4.0
 
 
+def test_processor_time_is_counted_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that others use makes a round longer, and its processor time hardly."""
+    spent = iter([10.0, 12.0])
+    monkeypatch.setattr(measure.time, "process_time", lambda: next(spent))
+    ready = [Timed(Contender("ours", lambda: None, 10), 0.0, 3, None)]
+    measure.take_turns(ready, 1, Stopwatch(60.0))
+    assert (ready[0].rate, ready[0].core_rate) == (0.5, 15.0)
+
+
 def test_the_first_call_is_told_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "SECONDS", 1.0)
     calls: list[int] = []
@@ -65,8 +74,18 @@ def test_one_that_memory_has_no_room_for_is_left_out(capsys: pytest.CaptureFixtu
     ready = measure.make_ready(iter(contenders), CPU, measure.wall)
     assert [each.contender.name for each in ready] == ["modest"] and closed == ["greedy"]
     assert capsys.readouterr().err == (
-        "warning: greedy: out of memory, left out: give a smaller --batch-size\n"
+        "warning: greedy is left out: out of memory: give a smaller --batch-size\n"
     )
+
+
+def test_one_that_memory_has_no_room_to_build_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    def contenders() -> Iterator[Contender]:
+        yield Contender("ours", lambda: None, 1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    ready = measure.make_ready(contenders(), CPU, measure.wall)
+    assert [each.contender.name for each in ready] == ["ours"]
+    assert capsys.readouterr().err.startswith("warning: the next is left out: out of memory")
 
 
 def test_another_error_is_not_hidden() -> None:

@@ -47,12 +47,22 @@ def test_every_row_has_the_same_keys_and_is_plain_json() -> None:
         **{"name": "vitreous", "version": "1.0", "job": "train", "model": "vit_tiny_patch16_224"},
         **{"data": None, "image_size": [32, 32], "batch_size": 2, "precision": "float32"},
         **{"images_per_second": 20.0, "lowest": 10.0, "highest": 30.0, "rounds": 3, "ratio": None},
+        "images_per_core_second": None,
         **{"mfu": None, "peak_memory_bytes": None, "first_seconds": 3.0},
     }
 
 
 def test_without_ours_there_is_no_ratio() -> None:
     assert table.row(tiny_case("train"), timed("timm", [1.0]), None)["ratio"] is None
+
+
+def test_processor_time_is_told_where_this_process_does_all_the_work() -> None:
+    each = timed("vitreous", [1.0])
+    each.core_rates = [4.0, 5.0, 100.0]
+    found = table.row(tiny_case("predict"), each, 1.0, on_cores=True)
+    assert found["images_per_core_second"] == 5.0
+    columns, (cells,) = table.speeds([found])
+    assert cells[columns.index("per core-second")] == "5.00"
 
 
 def test_the_table_says_each_thing_once_and_has_no_empty_column() -> None:

@@ -8,6 +8,7 @@ families   where the time goes
 table      rows, tables, files
 """
 
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from vitreous.bench.cases import COMPUTING, Case, Request
 from vitreous.bench.peers import Peers
 from vitreous.bench.place import Place
 from vitreous.config import Precision
+from vitreous.errors import OptionError
 from vitreous.models import cost
 from vitreous.training.setup import cores
 from vitreous.version import __version__
@@ -34,6 +36,8 @@ MOST_WORKERS = 16
 
 def bench(asked: Request) -> dict[str, Any]:
     """Time every case, one after the other; return the rows, and what they were found on."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionError("bench times one process: start it without torchrun")
     peers = Peers(asked.peers)
     with parallel.join(asked.device) as world:
         todo = [_job(each).settled(cases.with_batch(each, world.device.type), world) for each in asked.cases]
@@ -91,7 +95,8 @@ def time_case(case: Case, place: Place, asked: Request, ceiling: Ceiling) -> lis
     try:
         measure.take_turns(ready, asked.rounds, timed, lambda: ceiling.look(case.precision))
         ours = next((each.rate for each in ready if each.contender.ours), None)
-        rows = [table.row(case, each, ours) for each in ready]
+        on_cores = device.type == "cpu" and case.job in COMPUTING
+        rows = [table.row(case, each, ours, on_cores) for each in ready]
         if asked.profile and case.job in COMPUTING:
             for each, row in zip(ready, rows, strict=True):
                 row["profile"] = families.profiled(each.again, device)

@@ -50,11 +50,18 @@ class Timed:
     """The most bytes that it held at once on a GPU, above what was held before it."""
     rates: list[float] = field(default_factory=list)
     """Images per second of each round."""
+    core_rates: list[float] = field(default_factory=list)
+    """Images per second of processor time, that of this process and all its threads."""
 
     @property
     def rate(self) -> float:
         """The median over the rounds."""
         return statistics.median(self.rates)
+
+    @property
+    def core_rate(self) -> float:
+        """The median over the rounds, by processor time: what others do on the machine counts little."""
+        return statistics.median(self.core_rates)
 
     def again(self, calls: int | None = None) -> None:
         """Do a round's calls, or so many."""
@@ -95,18 +102,20 @@ def make_ready(contenders: Iterator[Contender], device: torch.device, timed: Clo
     """Build and warm up one contender after the other; one that memory has no room for is left out."""
     ready: list[Timed] = []
     while True:
-        before = _reset_memory(device)
-        contender = next(contenders, None)
-        if contender is None:
-            return ready
+        before, contender = _reset_memory(device), None
         try:
+            contender = next(contenders, None)
+            if contender is None:
+                return ready
             first = timed(contender.work)
             rest = [timed(contender.work) for _ in range(WARM.get(device.type, 2) - 1)]
         except (RuntimeError, MemoryError) as error:
             if not parallel.out_of_memory(error):
                 raise
-            console.warn(f"{contender.name}: out of memory, left out: give a smaller --batch-size")
-            contender.close()
+            name = contender.name if contender else "the next"  # which was not even built
+            console.warn(f"{name} is left out: out of memory: give a smaller --batch-size")
+            if contender:
+                contender.close()
             continue
         calls = max(1, math.ceil(SECONDS / max(min(rest), 1e-9))) if SECONDS else 1
         ready.append(Timed(contender, first, calls, _peak_memory(device, before)))
@@ -119,7 +128,9 @@ def take_turns(
     for _ in range(rounds):
         between()
         for each in ready:
-            each.rates.append(each.calls * each.contender.images / timed(each.again))
+            images, before = each.calls * each.contender.images, time.process_time()
+            each.rates.append(images / timed(each.again))
+            each.core_rates.append(images / max(time.process_time() - before, 1e-9))
 
 
 def _reset_memory(device: torch.device) -> int:

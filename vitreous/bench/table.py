@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-def row(case: Case, timed: "Timed", ours: float | None) -> Row:
-    """Return the row of one contender; `ours`: our images per second, which the ratio is of."""
+def row(case: Case, timed: "Timed", ours: float | None, on_cores: bool = False) -> Row:
+    """Return the row of one contender; `ours`: our images per second, which the ratio is of; `on_cores`:
+    whether this process does all of the work, on the CPU."""
     contender = timed.contender
     size = case.image_size
     return {
@@ -30,6 +31,7 @@ def row(case: Case, timed: "Timed", ours: float | None) -> Row:
         "images_per_second": timed.rate,
         "lowest": min(timed.rates),
         "highest": max(timed.rates),
+        "images_per_core_second": timed.core_rate if on_cores else None,
         "rounds": len(timed.rates),
         "ratio": None if ours is None or contender.ours else ours / timed.rate,
         "mfu": None,
@@ -38,7 +40,7 @@ def row(case: Case, timed: "Timed", ours: float | None) -> Row:
     }
 
 
-COLUMNS = ("what", "by", "images/s", "from", "to", "ratio", "MFU", "memory", "first call")
+COLUMNS = ("what", "by", "images/s", "from", "to", "per core-second", "ratio", "MFU", "memory", "first call")
 
 
 def speeds(rows: Sequence[Row]) -> tuple[list[str], list[list[console.Cell]]]:
@@ -50,6 +52,7 @@ def speeds(rows: Sequence[Row]) -> tuple[list[str], list[list[console.Cell]]]:
             number(each["images_per_second"]),
             number(each["lowest"]),
             number(each["highest"]),
+            None if each["images_per_core_second"] is None else number(each["images_per_core_second"]),
             None if each["ratio"] is None else f"{each['ratio']:.2f}",
             None if each["mfu"] is None else f"{each['mfu']:.1%}",
             None if each["peak_memory_bytes"] is None else console.size(each["peak_memory_bytes"]),
