@@ -1,41 +1,32 @@
-"""How fast training steps are here, and where their time goes.
+"""How fast whole steps on small images are, loader and augmentation included, and where their time goes.
 
     python benchmarks/steps.py [--device cuda] [--only NAME ...] [--steps 40] [--out FILE]
 
-Synthetic pixels, the plan that `vitreous train` would follow, steps as the loop takes them (loader, forward,
-backward, update, average). `MFU` is the share of the measured rate of a large matrix product. The profile
-names the kinds of GPU kernels by their share of the time; `idle` is when none ran. Without a GPU everything
-is tiny: it only shows that it runs.
+`vitreous bench --profile` times the step of any variant on a batch that is ready; here are the models that
+`vitreous train` makes for small images, which have no name, fed by its loader from synthetic pixels. Without
+a GPU everything is tiny: it only shows that it runs.
 """
 
 import argparse
 import json
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from vitreous import console, objectives, parallel
+from vitreous.bench import families
 from vitreous.config import TrainConfig
 from vitreous.data import open_data
 from vitreous.models import cost
 from vitreous.training import setup
+from vitreous.training.extension import Stage
 from vitreous.training.loop import Training
 from vitreous.training.signals import StopSignal
-
-KINDS = {
-    "attention": ("flash", "fmha", "attention", "sdpa"),
-    "matrix products": ("gemm", "cutlass", "nvjet", "sm90_xmma", "cublas", "splitk"),
-    "fused pointwise, norms": ("triton",),
-    "optimizer": ("multi_tensor", "adam"),
-    "copies": ("memcpy", "memset", "copy"),
-}
 
 
 @dataclass(frozen=True)
@@ -44,27 +35,23 @@ class Case:
 
     name: str
     size: int
-    options: dict[str, Any]
-    shape: tuple[int, int, int] | None = None
-    """Width, depth, heads; None: that of `options["model"]`."""
-    images: int = 20_000
+    shape: tuple[int, int, int]
+    """Width, depth, heads."""
 
 
-SMALL = {"optimizer": "muon", "augment": "small", "batch_size": 2048}
-VIT_S = {"model": "vit_small_patch16_224", "optimizer": "adamw", "augment": "light"}
+SMALL: dict[str, Any] = {"optimizer": "muon", "augment": "small", "batch_size": 2048}
+IMAGES = 20_000
 CASES = [
-    Case("4 M, 32 px", 32, SMALL, (192, 9, 3)),
-    Case("16 M, 32 px", 32, SMALL, (384, 9, 6)),
-    Case("4 M, 64 px", 64, SMALL, (192, 9, 3)),
-    Case("16 M, 64 px", 64, SMALL, (384, 9, 6)),
-    Case("ViT-S/16, 224 px, batch 256", 224, {**VIT_S, "batch_size": 256}, images=4096),
-    Case("ViT-S/16, 224 px, batch 64", 224, {**VIT_S, "batch_size": 64}, images=4096),
+    Case("4 M, 32 px", 32, (192, 9, 3)),
+    Case("16 M, 32 px", 32, (384, 9, 6)),
+    Case("4 M, 64 px", 64, (192, 9, 3)),
+    Case("16 M, 64 px", 64, (384, 9, 6)),
 ]
 
 
 def synthetic(case: Case, folder: Path, tiny: bool) -> str:
     """Write random pixels in as many classes as CIFAR-10 has."""
-    count, rng = 256 if tiny else case.images, np.random.default_rng(0)
+    count, rng = 256 if tiny else IMAGES, np.random.default_rng(0)
     arrays: dict[str, Any] = {}
     for split, number in (("train", count), ("val", 64), ("test", 64)):
         shape = (number, case.size, case.size, 3)
@@ -79,17 +66,18 @@ def prepared(case: Case, folder: Path, device: str) -> Training:
     """Return a run before its first step."""
     tiny = device == "cpu"
     data = synthetic(case, folder, tiny)
-    options = TrainConfig(out=str(folder / "run"), device=device, epochs=1000, **case.options)
+    options = TrainConfig(out=str(folder / "run"), device=device, epochs=1000, **SMALL)
     if tiny:
-        options = replace(options, batch_size=8, model="vit_tiny_patch16_224", patch_size=(16, 16))
+        options = replace(options, batch_size=8, optimizer="adamw", augment="light")
     dataset = open_data(data)
     with parallel.join(device) as world:
         plan = setup.agree_on_plan(folder / "run", data, dataset, options, world)
-    if case.shape is not None and not tiny:
+    if not tiny:
         width, depth, heads = case.shape
         size = {"width": width, "depth": depth, "heads": heads, "mlp_width": 4 * width}
         plan = replace(plan, architecture=replace(plan.architecture, **size))
-    training = Training(folder / "run", plan, options, dataset, world, StopSignal())
+    stages = [Stage(epochs=plan.epochs, seconds=plan.time_budget)]
+    training = Training(folder / "run", plan, stages, options, dataset, world, StopSignal())
     training.build(objectives.builder(plan.objective), None)
     training.take_up(time.monotonic(), 0.5)
     return training
@@ -111,20 +99,6 @@ def take(training: Training, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def kinds_of_kernels(training: Training, steps: int) -> dict[str, float]:
-    """Return the share of the time of each kind of GPU kernel, and of none."""
-    if training.world.device.type != "cuda":
-        return {}
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        seconds = take(training, steps) * steps
-    spent: Counter[str] = Counter()
-    for event in found.key_averages():
-        kind = next((k for k, words in KINDS.items() if any(w in event.key.lower() for w in words)), "other")
-        spent[kind] += event.self_device_time_total / 1e6
-    shares = {kind: time / seconds for kind, time in spent.most_common()}
-    return {**shares, "idle": max(0.0, 1 - sum(shares.values()))}
-
-
 def measure(case: Case, device: str, steps: int) -> dict[str, Any]:
     """Measure one case after its start."""
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +112,7 @@ def measure(case: Case, device: str, steps: int) -> dict[str, Any]:
         flops = 2 * cost.flops(training.plan.architecture)
         rate = parallel.matrix_rate(training.world.device, training.plan.precision)
         with training.log:
-            kinds = kinds_of_kernels(training, min(steps, 10))
+            kinds = families.profiled(lambda: take(training, min(steps, 10)), training.world.device)
         training.checkpoints.close()
     return {
         "case": case.name,

@@ -16,7 +16,14 @@ import pytest
 from tests.conftest import digits_files
 from vitreous import api, cli
 from vitreous.cli import flags, verbs
-from vitreous.config import EvaluateConfig, FinetuneConfig, PredictConfig, ProbeConfig, TrainConfig
+from vitreous.config import (
+    BenchConfig,
+    EvaluateConfig,
+    FinetuneConfig,
+    PredictConfig,
+    ProbeConfig,
+    TrainConfig,
+)
 from vitreous.options import descriptions, from_keywords
 
 
@@ -118,7 +125,7 @@ def test_help_opens_with_two_examples_that_parse(
     assert len(called) == 2
 
 
-@pytest.mark.parametrize("config", [TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig])
+@pytest.mark.parametrize("config", [TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig, BenchConfig])
 def test_every_field_of_a_large_config_has_a_group_and_a_description(config: type[Any]) -> None:
     groups = flags.grouped(config)
     placed = [name for names in groups.values() for name in names]
@@ -145,7 +152,9 @@ def test_options_stand_in_their_groups(capsys: pytest.CaptureFixture[str]) -> No
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("config", [TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig, PredictConfig])
+@pytest.mark.parametrize(
+    "config", [TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig, PredictConfig, BenchConfig]
+)
 def test_the_command_line_has_the_defaults_of_the_config(
     config: type[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +193,7 @@ WRITERS = {
     "inspect": ["inspect", "CKPT", "--out", "OUT"],
     "export": ["export", "CKPT", "OUT/a.pt2"],
     "convert": ["convert", "CKPT", "OUT/a.safetensors", "--to", "vitreous"],
+    "bench": ["bench", "--out", "OUT"],
     "check pack": ["check", "digits", "--pack", "OUT"],
     "check grid": ["check", "digits", "--grid", "OUT/grid.png"],
 }

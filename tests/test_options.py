@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vitreous.config import (
+    BenchConfig,
     ConvertConfig,
     EvaluateConfig,
     ExportConfig,
@@ -86,6 +87,8 @@ def test_a_tuple_of_fixed_length_is_counted() -> None:
         ExportConfig(pixels=True, images=("a.png", "b c.png"), precision="fp16"),
         InspectConfig(class_name="goldfish", patch=(0, 3), own_aspect=True),
         PredictConfig(top=3, abstain=0.25),
+        BenchConfig(job=("load", "start"), model=("ViT-S/16",), batch_size=(1, 8), profile=True),
+        BenchConfig(image_size=("224,256", 384), precision=("bf16",), against=("timm",), workers=2),
     ],
     ids=lambda config: type(config).__name__,
 )

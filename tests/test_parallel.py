@@ -230,7 +230,7 @@ def test_out_of_memory_is_recognised() -> None:
 
 
 def test_speed_is_measured() -> None:
-    rate = parallel.matrix_rate(CPU, "float32", seconds=0.05)
+    rate = parallel.measure_matrix_rate(CPU, "float32", seconds=0.05)
     assert 1e8 < rate < 1e14
     assert parallel.utilization(100.0, 10**9, 1e12) == pytest.approx(0.3)
     before = parallel.peak_memory(CPU)

@@ -14,6 +14,7 @@ from tests.forks import printed
 from vitreous import config
 
 CONFIGS: dict[str, type[Any]] = {
+    "bench": config.BenchConfig,
     "convert": config.ConvertConfig,
     "distill": config.DistillConfig,
     "evaluate": config.EvaluateConfig,
@@ -35,6 +36,7 @@ def test_the_public_names_are_these() -> None:
         "VitreousError",
         "__version__",
         "attention_maps",
+        "bench",
         "check",
         "convert",
         "create_model",
@@ -104,7 +106,12 @@ def test_a_verb_has_the_options_and_defaults_of_its_config(verb: str) -> None:
 @pytest.mark.parametrize("verb", CONFIGS)
 def test_an_unknown_option_is_refused_before_anything_is_read(verb: str) -> None:
     known = fields(CONFIGS[verb])[-1].name
-    few = {"convert": ("a", "b", "hf"), "train": ("no-data",), "pretrain": ("no-data",)}
+    few: dict[str, tuple[str, ...]] = {
+        "bench": (),
+        "convert": ("a", "b", "hf"),
+        "train": ("no-data",),
+        "pretrain": ("no-data",),
+    }
     arguments = few.get(verb, ("no-file", "no-data"))
     with pytest.raises(vitreous.VitreousError) as caught:
         getattr(vitreous, verb)(*arguments, **{f"{known}x": 1})

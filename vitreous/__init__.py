@@ -12,6 +12,7 @@ from vitreous.version import __version__
 
 if TYPE_CHECKING:
     from vitreous.api import Run as Run
+    from vitreous.api import bench as bench
     from vitreous.api import check as check
     from vitreous.api import convert as convert
     from vitreous.api import distill as distill
@@ -37,6 +38,7 @@ _HOME = {
     "Run": "vitreous.api",
     "VitreousError": "vitreous.errors",
     "attention_maps": "vitreous.inspection",
+    "bench": "vitreous.api",
     "check": "vitreous.api",
     "convert": "vitreous.api",
     "create_model": "vitreous.models.zoo",
@@ -60,6 +62,7 @@ __all__ = [
     "VitreousError",
     "__version__",
     "attention_maps",
+    "bench",
     "check",
     "convert",
     "create_model",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitreous import console
 from vitreous.config import (
+    BenchConfig,
     ConvertConfig,
     DistillConfig,
     EvaluateConfig,
@@ -76,6 +77,16 @@ class Predictions(list["Prediction | Failure"]):
             share = "" if "error" in entry else f"{entry['probability']:.2%}"
             rows.append([entry["file"] or "", label, share])
         return html_table(["file", "label", "probability"], rows)
+
+
+class Benchmark(Figures):
+    """What `bench` found: `rows`, and the `command` and `machine` that they belong to."""
+
+    def _repr_html_(self) -> str:
+        from vitreous.bench import table
+
+        columns, rows = table.speeds(self["rows"])
+        return html_table(columns, [["" if cell is None else str(cell) for cell in row] for row in rows])
 
 
 @takes(TrainConfig)
@@ -316,6 +327,21 @@ def convert(source: Text, destination: Text, to: Layout, **options: Any) -> Figu
         for name, value in (("image_size", config.image_size), ("patch_size", config.patch_size))
     }
     return Figures(vars(work(os.fspath(source), Path(destination), to, **{**vars(config), **sizes})))
+
+
+@takes(BenchConfig)
+def bench(**options: Any) -> Benchmark:
+    """Time training, prediction, loading and start-up here, beside other libraries: `rows`, and `machine`."""
+    from vitreous.bench import bench as work
+    from vitreous.bench import cases, table
+
+    config = from_keywords(BenchConfig, options, "bench")
+    asked = cases.read(config)  # what can't be timed is refused before a folder is made
+    folder = None if config.out is None else prepare_folder(config.out)
+    document = {"command": command("bench", (), config), **work(asked)}
+    if folder is not None:
+        table.write(folder, document)
+    return Benchmark(document, folder=folder)
 
 
 def check(data: Data, *, data_root: str | None = None) -> Figures:

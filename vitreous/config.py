@@ -474,9 +474,51 @@ class InspectConfig:
     """cpu, cuda, cuda:N or mps; auto takes a GPU where there is one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What is timed, and beside whom. Lists are written with commas or spaces: all combinations are timed."""
+
+    job: tuple[str, ...] = ("train", "predict")
+    """train: the step that `vitreous train` takes; predict: the call that `predict` and `serve` make; load:
+    from files to batches; start: from nothing to a first prediction, in a fresh process."""
+    against: tuple[str, ...] = ()
+    """timm, transformers, torchvision: timed in turn with ours, with the same weights, in one process."""
+    model: tuple[str, ...] = ("ViT-Ti/16",)
+    """Names of `vitreous models`, by timm or the paper."""
+    image_size: tuple[int | str, ...] | None = None
+    """Height and width that the model sees; one number: a square; several with commas: 224,384 or
+    224,256 384; auto: the model's own, 224 to load."""
+    batch_size: tuple[int | str, ...] | None = None
+    """Images of a step or call; auto: 256 on a GPU, else 16 to train and 8 to predict; 64 to load."""
+    precision: tuple[str, ...] = ("auto",)
+    """bf16, float32, or auto: what `train`, and what `predict`, takes here."""
+    rounds: int = 5
+    """How often each is timed in turn; the median counts."""
+    profile: bool = False
+    """Also show where the time of train and predict goes, by the kind of work."""
+    out: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Write bench.json and bench.svg into this folder."""
+    workers: int | None = None
+    """Processes that load images; auto: by the number of processors."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "main": (
-        *("objective", "model", "match", "init", "tune", "recipe", "method", "split", "image_size"),
+        *(
+            "job",
+            "against",
+            "objective",
+            "model",
+            "match",
+            "init",
+            "tune",
+            "recipe",
+            "method",
+            "split",
+            "image_size",
+        ),
         *("epochs", "time_budget", "extend", "batch_size", "lr", "out", "seed", "device"),
     ),
     "model": (
@@ -511,7 +553,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "measurement": (
         *("metric", "shots", "seeds", "compare", "calibrate", "abstain", "restrict", "real_labels"),
-        *("resolutions", "corruptions"),
+        *("resolutions", "corruptions", "rounds", "profile"),
     ),
     "hardware": ("micro_batch", "workers", "precision", "pixels", "compile", "checkpointing", "shard"),
     "logging and file": (

@@ -360,10 +360,13 @@ def synchronize(device: torch.device) -> None:
 
 
 @functools.cache
-def matrix_rate(device: torch.device, precision: config.Precision, *, seconds: float = 0.2) -> float:
-    """Measure how many operations a second a large matrix product reaches here: the ceiling for MFU.
+def matrix_rate(device: torch.device, precision: config.Precision) -> float:
+    """Return the ceiling for MFU, measured once in a process: hardware does not change."""
+    return measure_matrix_rate(device, precision, seconds=0.2)
 
-    Once in a process: hardware does not change."""
+
+def measure_matrix_rate(device: torch.device, precision: config.Precision, *, seconds: float) -> float:
+    """Measure how many operations a second a large matrix product reaches, at best in so many seconds."""
     side = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))

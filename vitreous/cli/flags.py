@@ -16,6 +16,8 @@ SMALL = 10
 """A config of no more fields than this needs no groups."""
 
 PLACEHOLDERS = {
+    "job": "JOB…",
+    "against": "PEER…",
     "model": "NAME",
     "init": "CKPT",
     "compare": "CKPT",
@@ -31,6 +33,7 @@ PLACEHOLDERS = {
     "patch_size": "H [W]",
     "patch": "ROW COLUMN",
     "device": "DEVICE",
+    "precision": "PRECISION…",
     "class_name": "NAME",
     "split": "SPLIT",
     "images": "PATH…",
@@ -109,5 +112,5 @@ def placeholder(name: str, annotation: Any) -> str | None:
     kind = others[0]
     if get_origin(kind) is not tuple:
         return LETTERS[kind]
-    parts = get_args(kind)
+    parts = [get_args(each)[0] if get_origin(each) is UnionType else each for each in get_args(kind)]
     return f"{LETTERS[parts[0]]}…" if parts[-1] is Ellipsis else " ".join(LETTERS[each] for each in parts)

@@ -12,6 +12,7 @@ import tyro
 from vitreous import api, console
 from vitreous.cli import flags
 from vitreous.config import (
+    BenchConfig,
     ConvertConfig,
     DistillConfig,
     EvaluateConfig,
@@ -485,6 +486,26 @@ def check(
     run(data, json=json, grid_file=grid, pack_folder=pack, data_root=data_root)
 
 
+def bench(*, options: Annotated[Options, flags.of(BenchConfig)], json: Json = False) -> None:
+    """Time training, prediction, loading and start-up here.
+
+    Beside other libraries in the same run, in turns: medians, with their spread.
+
+    Examples:
+        vitreous bench --against timm,torchvision
+        vitreous bench --job predict --model ViT-S/16,ViT-B/16 --batch-size 1,8
+    """
+    found = api.bench(**options)
+    if json:
+        console.document(found.to_dict()["rows"])
+        return
+    from vitreous.bench import table
+
+    console.table(*table.speeds(found.rows))
+    if options["profile"]:
+        console.table(*table.profiles(found.rows))
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
     "check": check,
@@ -499,4 +520,5 @@ VERBS: dict[str, Callable[..., Any]] = {
     "convert": convert,
     "export": export,
     "serve": serve,
+    "bench": bench,
 }

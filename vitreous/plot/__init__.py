@@ -16,7 +16,7 @@ from vitreous.plot.inside import (
     sheet,
     token_norms,
 )
-from vitreous.plot.results import confusion, history, reliability, sweep
+from vitreous.plot.results import confusion, history, reliability, speeds, sweep
 from vitreous.plot.style import Theme, label, png, svg
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "positions",
     "reliability",
     "sheet",
+    "speeds",
     "svg",
     "sweep",
     "token_norms",

@@ -1,6 +1,8 @@
 """What training and evaluation measure, drawn: curves, confusion, reliability. No torch."""
 
+import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -13,6 +15,8 @@ NAMED = 40
 COUNTED = 16
 """Classes whose counts fit into the cells."""
 FEW = 30
+BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8}
+"""A figure beside the end of its bar."""
 
 
 @themed
@@ -122,4 +126,34 @@ def reliability(confidence: np.ndarray, accuracy: np.ndarray, count: np.ndarray,
     for axis in (below.xaxis, above.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0))
     above.legend(loc="upper left")
+    return figure
+
+
+@themed
+def speeds(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Draw images per second by implementation: what was timed → rows of `vitreous bench`, one bar each.
+
+    What is of one job has one scale; a thin line reaches from the slowest to the fastest round.
+    """
+    names = dict.fromkeys(row["name"] for rows in groups.values() for row in rows)
+    colours = dict(zip(names, itertools.cycle((*SERIES, GRAY)), strict=False))
+    heights = [len(rows) + 1.4 for rows in groups.values()]
+    figure = canvas(7.0, 0.5 + 0.3 * sum(heights))
+    drawn = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
+    widest: dict[str, float] = {}
+    for row in itertools.chain(*groups.values()):
+        widest[row["job"]] = max(widest.get(row["job"], 0.0), row["highest"])
+    for axes, (title, rows) in zip(drawn, groups.items(), strict=True):
+        for place, row in enumerate(rows):
+            rate = row["images_per_second"]
+            axes.barh(place, rate, color=colours[row["name"]], height=0.72)
+            axes.plot([row["lowest"], row["highest"]], [place, place], color=GRAY, linewidth=1.2)
+            text = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+            axes.annotate(text, (max(rate, row["highest"]), place), (4, 0), **BESIDE)
+        axes.set_yticks(range(len(rows)), [label(row["name"]) for row in rows])
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.12 * widest[rows[0]["job"]])
+        axes.set_title(title)
+        tidy(axes).grid(axis="y", visible=False)
+    drawn[-1].set_xlabel("images per second; thin line: slowest to fastest round")
     return figure
