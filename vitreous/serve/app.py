@@ -15,8 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vitreous.inspection import position_similarity
 from vitreous.inspection.attention import unwrap
@@ -42,12 +41,22 @@ MESSAGES = {404: "there is nothing at this path", 405: "this path does not take 
 Handler = Callable[..., Coroutine[Any, Any, Response]]
 
 
-class PlainRoute(Route):
-    """Takes requests without parameters, where FastAPI has nothing to check: it would add a fifth to them."""
+class Shortcut:
+    """ASGI middleware: predictions that are asked for without parameters pass by FastAPI and its middlewares,
+    which have nothing to check in them and would cost as much as decoding a small image."""
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Leave those with parameters to FastAPI's route of the same path."""
-        return (Match.NONE, {}) if scope.get("query_string") else super().matches(scope)
+    def __init__(self, app: ASGIApp, predict: Handler) -> None:
+        self.app, self.predict = app, predict
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path") != "/predict" or scope["method"] != "POST" or scope["query_string"]:
+            return await self.app(scope, receive, send)
+        request = Request(scope, receive)
+        try:
+            response = await self.predict(request)
+        except Refusal as refusal:
+            response = error_response(refusal, request.state.request_id)
+        await response(scope, receive, send)
 
 
 def create_app(
@@ -87,7 +96,7 @@ def create_app(
     )
     _errors(app)
     _state_routes(app, service)
-    _image_routes(app, service)
+    predict = _image_routes(app, service)
     config = classifier.model.config
     if config.has_attention and config.frames is None:
         _attention_routes(app, service, unwrap(classifier.model))
@@ -100,7 +109,8 @@ def create_app(
         allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
         expose_headers=["X-Shape", "X-Request-ID", "Retry-After"],
     )
-    return Guard(app, settings, service.meters, routes, *([share] if settings.origins else []))
+    shared = [share] if settings.origins else []
+    return Guard(Shortcut(app, predict), settings, service.meters, routes, *shared)
 
 
 def _errors(app: FastAPI) -> None:
@@ -153,7 +163,8 @@ def _state_routes(app: FastAPI, service: Service) -> None:
         return _json(card(service.classifier, service.name, service.settings))
 
 
-def _image_routes(app: FastAPI, service: Service) -> None:
+def _image_routes(app: FastAPI, service: Service) -> Handler:
+    """Add what takes images; return the handler of a prediction without parameters."""
     most = max(1, len(service.classifier.labels))
 
     @app.post(
@@ -165,11 +176,6 @@ def _image_routes(app: FastAPI, service: Service) -> None:
     async def predict(request: Request, top: Annotated[int, Query(ge=1, le=most)] = min(5, most)) -> Response:
         """Label one image (the body) or several (a form); a bad one fails alone."""
         return await answered(request, top)
-
-    async def predict_plainly(request: Request) -> Response:
-        return await answered(request, min(5, most))
-
-    app.router.routes.insert(0, PlainRoute("/predict", predict_plainly, methods=["POST"]))
 
     async def answered(request: Request, top: int) -> Response:
         async with service.request(request) as uploads:
@@ -198,6 +204,8 @@ def _image_routes(app: FastAPI, service: Service) -> None:
         async with service.request(request, images=1) as (upload,):
             seen = await service.as_png(upload)
         return Response(seen, media_type="image/png")
+
+    return partial(answered, top=min(5, most))
 
 
 def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) -> None:
