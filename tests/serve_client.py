@@ -18,7 +18,7 @@ def client(classifier: Classifier, **changes: Any) -> TestClient:
 
 def wait_until_ready(server: TestClient) -> TestClient:
     """Wait until the model is warm."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while server.get("/readyz").status_code != 200:
         assert time.monotonic() < until
         time.sleep(0.02)
