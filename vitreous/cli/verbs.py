@@ -22,6 +22,7 @@ from vitreous.config import (
     PredictConfig,
     PretrainConfig,
     ProbeConfig,
+    ReproduceConfig,
     TrainConfig,
 )
 from vitreous.errors import OptionError
@@ -485,6 +486,39 @@ def check(
     run(data, json=json, grid_file=grid, pack_folder=pack, data_root=data_root)
 
 
+def reproduce(
+    name: Annotated[
+        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")
+    ] = None,
+    *,
+    options: Annotated[Options, flags.of(ReproduceConfig)],
+    json: Json = False,
+) -> None:
+    """Repeat an experiment of the paper, at the scale at hand.
+
+    It gives a table, a plot, and a sentence that says whether the claim held. Without a name: the list.
+
+    Examples:
+        vitreous reproduce positions
+        vitreous reproduce scaling --scale gpu --data-root datasets/ --seeds 3
+
+    Args:
+        name: Of the experiment; the same command again goes on where it stopped.
+    """
+    found = api.reproduce(name, **options)
+    if json:
+        console.document(found.to_dict())
+    elif name is None:
+        rows = [list(row.values()) for row in found.to_dict().values()]
+        console.table(["name", "source", "claim", "cost", "result"], rows)
+    else:
+        from vitreous.reproduce import table
+
+        console.table(*table(found.to_dict()))
+        console.result(f"{found.sentence}.")
+        console.note(f"table, plot and runs: {found.folder}")
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
     "check": check,
@@ -499,4 +533,5 @@ VERBS: dict[str, Callable[..., Any]] = {
     "convert": convert,
     "export": export,
     "serve": serve,
+    "reproduce": reproduce,
 }

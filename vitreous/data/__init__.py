@@ -8,6 +8,7 @@ from vitreous.data.opening import limit_training, open_data
 from vitreous.data.order import class_weights
 from vitreous.data.pipeline import SmallViews
 from vitreous.data.sources.memory import InMemory
+from vitreous.data.sources.named import is_at_hand
 from vitreous.data.split import Dataset, Split, typical_size
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "SmallViews",
     "Split",
     "class_weights",
+    "is_at_hand",
     "limit_training",
     "make_loader",
     "open_data",
