@@ -6,7 +6,7 @@ from itertools import cycle
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from vitreous.plot.inside import tiled
 from vitreous.plot.style import BLUE, HEAT, MARKERS, ORANGE, SERIES, canvas, label, themed, tidy
@@ -96,18 +96,25 @@ def position_maps(maps: Mapping[str, Mapping[str, np.ndarray]], title: str = "")
 
 
 @themed
-def slopes(values: Mapping[str, Sequence[float]], ylabel: str, title: str = "") -> Figure:
-    """Draw what each layer's heads do, and their mean, for several models side by side: (L * H) values."""
+def slopes(values: Mapping[str, Sequence[Sequence[float]]], ylabel: str, title: str = "") -> Figure:
+    """Draw what each layer's heads do, (L, H), and their mean, for two models over each other."""
     figure = canvas(5.6, 3.4)
     axes = tidy(figure.subplots())
     for (name, found), colour, marker in zip(values.items(), (BLUE, ORANGE), MARKERS, strict=False):
         table = np.array(found)
         layers = np.arange(1, len(table) + 1)
-        x = np.repeat(layers, table.shape[1])
-        axes.scatter(x, table.ravel(), s=14, color=colour, alpha=0.45, linewidth=0, marker=marker)
+        axes.scatter(
+            np.repeat(layers, table.shape[1]),
+            table.ravel(),
+            s=14,
+            color=colour,
+            alpha=0.45,
+            linewidth=0,
+            marker=marker,
+        )
         axes.plot(layers, table.mean(1), color=colour, marker=marker, label=f"{label(name)}: mean of heads")
     axes.set(xlabel="layer", ylabel=ylabel, ylim=(0, None))
-    axes.set_xticks(layers)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_title(title)
     figure.legend(loc="outside lower center", ncols=2)
     return figure

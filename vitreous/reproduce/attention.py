@@ -35,12 +35,9 @@ SPREAD = 0.25
 
 
 def points(scale: Scale) -> list[Point]:
-    """Return one model, small in its patches, so that there are many places to look at."""
-    patch = max(1, scale.patch_size // 2)
-    options = {**scale.options, "image_size": (scale.image_size,), "patch_size": (patch,)}
-    return [
-        Point(name="model", columns={"patch": patch}, options=options, shape=scale.shape, measure=measure)
-    ]
+    """Return one model, deeper than those of other experiments, so that there are layers to look at."""
+    columns, options = {"patch": scale.patch_size}, {**scale.options, **scale.size}
+    return [Point(name="model", columns=columns, options=options, shape=scale.shape, measure=measure)]
 
 
 def measure(run: Path) -> Row:
@@ -130,8 +127,8 @@ EXPERIMENT = Experiment(
             cost="1 to 2 min on 2 cores",
             image_size=8,
             patch_size=2,
-            options={**SMALL, "epochs": 12},
-            shape={**SMALL_SHAPE, "depth": 4},
+            options={**SMALL, "epochs": 40},
+            shape={**SMALL_SHAPE, "depth": 6},
         ),
         "gpu": Scale(
             data="cifar10",
@@ -144,7 +141,7 @@ EXPERIMENT = Experiment(
             needs="ImageNet-21k as a folder; of published weights, `vitreous inspect` draws the same",
             cost="a cluster",
             image_size=224,
-            patch_size=32,
+            patch_size=16,
             options={**PAPER, **ADAM, "model": "ViT-L/16", "epochs": 30, "lr": 1e-3, "weight_decay": 0.03},
         ),
     },

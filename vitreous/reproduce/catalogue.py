@@ -1,8 +1,29 @@
-"""Every experiment by name, in the order of a reader of the paper."""
+"""Every experiment by name, in the order in which they are listed."""
 
-from vitreous.reproduce import attention, course, positions, resolution, scaling, self_supervised
+from vitreous.reproduce import (
+    attention,
+    compute,
+    course,
+    data_size,
+    distill,
+    positions,
+    resolution,
+    scaling,
+    self_supervised,
+)
+from vitreous.reproduce.experiment import Experiment
 
-EXPERIMENTS = {
+EXPERIMENTS: dict[str, Experiment] = {
     each.EXPERIMENT.name: each.EXPERIMENT
-    for each in (course, positions, scaling, resolution, attention, self_supervised)
+    for each in (
+        course,
+        positions,
+        data_size,
+        compute,
+        scaling,
+        resolution,
+        self_supervised,
+        distill,
+        attention,
+    )
 }

@@ -76,7 +76,7 @@ def judge(rows: Sequence[Row]) -> list[Finding]:
         Finding(f"the worst positions against none {against}", against.held),
         Finding(f"class token against mean of patches {same}", same.held is None),
         Finding(
-            f"learned positions are nearer = more alike by a correlation of {early:.2f} after one epoch and "
+            f"nearness and similarity of learned positions correlate by {early:.2f} after one epoch and by "
             f"{late:.2f} after the last",
             late > max(early, 0.0),
         ),
@@ -115,7 +115,7 @@ EXPERIMENT = Experiment(
             cost="2 to 3 min on 2 cores (digits); with MNIST in --data-root far longer",
             image_size=8,
             patch_size=2,
-            options={**SMALL, "epochs": 20},
+            options={**SMALL, "epochs": 40},
         ),
         "gpu": Scale(
             data="mnist",

@@ -82,9 +82,9 @@ EXPERIMENT = Experiment(
             cost="2 to 3 min on 2 cores",
             image_size=8,
             patch_size=2,
-            options={**SMALL, "epochs": 10},
+            options={**SMALL, "epochs": 60},
             shape=SMALL_SHAPE,
-            values={"fine": {**FINE, "epochs": 5}},
+            values={"fine": {**FINE, "epochs": 15}},
         ),
         "gpu": Scale(
             data="cifar10",

@@ -93,7 +93,7 @@ EXPERIMENT = Experiment(
             cost="2 to 3 min on 2 cores",
             image_size=8,
             patch_size=2,
-            options={**SMALL, "epochs": 12},
+            options={**SMALL, "epochs": 40},
             shape=BASE,
             values=QUICK,
         ),

@@ -1,8 +1,8 @@
 """Section 4.6 of the paper: a first look at self-supervision.
 
 Masked patch prediction, as BERT does: "ViT-B/16 achieves 79.9 % accuracy on ImageNet, a significant
-improvement of 2 % to training from scratch, but still 4 % behind supervised pre-training." Later work is tried
-beside it: masked autoencoders (arXiv 2111.06377) and DINO (arXiv 2104.14294).
+improvement of 2 % to training from scratch, but still 4 % behind supervised pre-training." Later work is
+tried beside it: masked autoencoders (arXiv 2111.06377) and DINO (arXiv 2104.14294).
 """
 
 from collections.abc import Sequence
@@ -91,8 +91,8 @@ EXPERIMENT = Experiment(
             shape=SMALL_SHAPE,
             values={
                 "labels": 125,
-                "unlabelled": {**UNLABELLED, "epochs": 25},
-                "dino_epochs": 8,
+                "unlabelled": {**UNLABELLED, "epochs": 60},
+                "dino_epochs": 12,
                 "scratch": {"epochs": 40},
                 "fine": {**FINE, "batch_size": 20, "epochs": 40},
             },
