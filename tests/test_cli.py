@@ -184,6 +184,7 @@ WRITERS = {
     "inspect": ["inspect", "CKPT", "--out", "OUT"],
     "export": ["export", "CKPT", "OUT/a.pt2"],
     "convert": ["convert", "CKPT", "OUT/a.safetensors", "--to", "vitreous"],
+    "reproduce": ["reproduce", "positions", "--epochs", "1", "--out", "OUT"],
     "check pack": ["check", "digits", "--pack", "OUT"],
     "check grid": ["check", "digits", "--grid", "OUT/grid.png"],
 }

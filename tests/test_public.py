@@ -23,6 +23,7 @@ CONFIGS: dict[str, type[Any]] = {
     "predict": config.PredictConfig,
     "pretrain": config.PretrainConfig,
     "probe": config.ProbeConfig,
+    "reproduce": config.ReproduceConfig,
     "train": config.TrainConfig,
 }
 
@@ -48,6 +49,7 @@ def test_the_public_names_are_these() -> None:
         "predict",
         "pretrain",
         "probe",
+        "reproduce",
         "train",
     ]
     for name in vitreous.__all__:
@@ -105,6 +107,7 @@ def test_a_verb_has_the_options_and_defaults_of_its_config(verb: str) -> None:
 def test_an_unknown_option_is_refused_before_anything_is_read(verb: str) -> None:
     known = fields(CONFIGS[verb])[-1].name
     few = {"convert": ("a", "b", "hf"), "train": ("no-data",), "pretrain": ("no-data",)}
+    few["reproduce"] = ("no-name",)
     arguments = few.get(verb, ("no-file", "no-data"))
     with pytest.raises(vitreous.VitreousError) as caught:
         getattr(vitreous, verb)(*arguments, **{f"{known}x": 1})

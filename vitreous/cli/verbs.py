@@ -496,7 +496,7 @@ def reproduce(
 ) -> None:
     """Repeat an experiment of the paper, at the scale at hand.
 
-    It gives a table, a plot, and a sentence that says whether the claim held. Without a name: the list.
+    A table, a plot, and whether the claim held. Without a name: the list.
 
     Examples:
         vitreous reproduce positions
