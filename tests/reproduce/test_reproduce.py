@@ -11,9 +11,11 @@ from PIL import Image
 
 import vitreous
 from vitreous import cli, training
-from vitreous.config import ReproduceConfig
+from vitreous.config import DistillConfig, FinetuneConfig, PretrainConfig, ReproduceConfig, TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import OptionError, ResumeError
+from vitreous.models import zoo
+from vitreous.options import from_keywords
 from vitreous.reproduce import points as runs
 from vitreous.reproduce.catalogue import EXPERIMENTS
 from vitreous.reproduce.experiment import Point
@@ -49,6 +51,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+VERBS: dict[str, type[Any]] = {
+    "train": TrainConfig,
+    "finetune": FinetuneConfig,
+    "pretrain": PretrainConfig,
+    "distill": DistillConfig,
+}
 POSITIONS = ["none-seed0", "1D-seed0", "2D-seed0", "relative-seed0"]
 
 
@@ -167,6 +175,11 @@ def test_the_papers_scale_says_what_it_needs_and_every_scale_can_be_planned(name
     for scale in experiment.scales:
         planned = experiment.points(experiment.setting(scale, "folder"))
         names = [point.name for point in planned]
+        for point in planned:
+            options = vars(from_keywords(VERBS[point.verb], point.options, point.verb))
+            if point.verb != "finetune":
+                sizes = {name: options[name] for name in ("image_size", "patch_size") if options[name]}
+                assert zoo.get_config(options["model"], **{**sizes, **point.shape}).width > 0
         assert all(point.source in names[: names.index(point.name)] for point in planned if point.source)
 
 

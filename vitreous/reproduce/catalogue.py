@@ -10,6 +10,7 @@ from vitreous.reproduce import (
     resolution,
     scaling,
     self_supervised,
+    transfer,
 )
 from vitreous.reproduce.experiment import Experiment
 
@@ -18,6 +19,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for each in (
         course,
         positions,
+        transfer,
         data_size,
         compute,
         scaling,

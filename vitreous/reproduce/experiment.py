@@ -68,14 +68,15 @@ class Point:
     """The point whose model is fine-tuned, or teaches; it comes earlier in the list."""
     images: int | None = None
     """Use at most so many training images."""
-    data: str | None = None
-    """What it learns from, where that is not the experiment's."""
+    half: Literal["first", "second"] | None = None
+    """Use only images of one half of the classes."""
     measure: Callable[[Path], Row] | None = None
     """Further figures, from the folder of the run that has ended."""
 
     def settings(self) -> Row:
         """Return what makes it the run that it is, as plain values."""
-        kept = {name: value for name, value in vars(self).items() if name not in ("columns", "measure")}
+        names = ("verb", "source", "images", "half")
+        kept = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**kept, "options": dict(self.options), "shape": dict(self.shape)}
 
 

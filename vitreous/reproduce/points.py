@@ -8,7 +8,7 @@ from typing import Any
 
 from vitreous import files, training
 from vitreous.config import DistillConfig, FinetuneConfig, PretrainConfig, ReproduceConfig, TrainConfig
-from vitreous.data import limit_training, open_data
+from vitreous.data import keep_classes, limit_training, open_data
 from vitreous.models import architecture, cost
 from vitreous.options import from_keywords
 from vitreous.reproduce.experiment import Point, Row
@@ -34,7 +34,7 @@ def execute(point: Point, experiment: Path, data: str, seed: int, options: Repro
     run = folder_of(experiment, point.name, seed)
     if not (run / "results.json").exists():
         with _notes(run.with_name(f"{run.name}.log")):
-            _train(point, experiment, run, point.data or data, seed, options)
+            _train(point, experiment, run, data, seed, options)
     if point.measure is not None:
         files.write_json(run / MEASURED, point.measure(run))
 
@@ -56,6 +56,10 @@ def _train(
         config = from_keywords(PretrainConfig, given, "pretrain")
         return training.pretrain(data, config, shape=point.shape)
     dataset = open_data(data, data_root=options.data_root, seed=seed)
+    if point.half is not None:
+        count = len(dataset.labels)
+        halves = {"first": range(count // 2), "second": range(count // 2, count)}
+        dataset = keep_classes(dataset, halves[point.half])
     if point.images is not None:
         dataset = limit_training(dataset, point.images, seed)
     if point.verb == "train":
@@ -82,7 +86,7 @@ def row_of(point: Point, experiment: Path, data: str, seed: int) -> Row:
         **point.columns,
         "accuracy": test.get("accuracy"),  # a run without labels has none
         "test_images": int(test["count"]) if "count" in test else None,
-        "data": point.data or data,
+        "data": data,
         "parameters": cost.parameters(model),
         "multiply_adds": flops,
         "training_flops": 2 * PASSES * flops * results["steps"] * plan["batch_size"],

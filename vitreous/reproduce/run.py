@@ -14,6 +14,7 @@ from vitreous import console, files, plot
 from vitreous.config import ReproduceConfig
 from vitreous.data import is_at_hand
 from vitreous.errors import OptionError, ResumeError, nearest
+from vitreous.options import command
 from vitreous.reproduce import points as runs
 from vitreous.reproduce.catalogue import EXPERIMENTS
 from vitreous.reproduce.experiment import Experiment, Point, Row, Scale, verdict
@@ -65,8 +66,8 @@ def _shortened(point: Point, epochs: int | None) -> Point:
 
 def _agree(folder: Path, data: str, points: Sequence[Point]) -> None:
     """Write down what the experiment is made of, or refuse a folder that holds another one."""
-    now = {"data": data, "points": {point.name: point.settings() for point in points}}
-    now = json.loads(json.dumps(now))  # as it is read back: tuples are lists
+    settings = {point.name: point.settings() for point in points}
+    now = json.loads(json.dumps({"data": data, "points": settings}))  # as it is read back: tuples are lists
     path = folder / SETTINGS
     if not path.exists():
         files.write_json(path, now)
@@ -98,6 +99,7 @@ def conclude(
         "findings": [vars(finding) for finding in findings],
         "data": data,
         "seeds": options.seeds,
+        "command": command("reproduce", (experiment.name,), options),
         "test_images": tested,
         "device": json.loads((_first(folder) / "results.json").read_bytes())["device"],
         "seconds": round(sum(row["seconds"] for row in rows), 1),

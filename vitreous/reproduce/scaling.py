@@ -16,15 +16,16 @@ from vitreous.reproduce.experiment import Experiment, Finding, Point, Row, Scale
 from vitreous.reproduce.judging import by, gap, mean, where
 from vitreous.reproduce.settings import ADAM, GPU, PAPER, SMALL, SMALL_SHAPE
 
-AXES = {"depth": "depth", "width": "width", "MLP": "mlp_width", "patch": "patch_size"}
-QUICK = {"depth": (1, 2, 4), "width": (16, 32, 64), "MLP": (32, 64, 128), "patch": (4, 2, 1)}
-LARGER = {"depth": (3, 6, 12), "width": (96, 192, 384), "MLP": (384, 768, 1536), "patch": (8, 4, 2)}
+AXES = {"depth": "depth", "width": "width", "MLP": "mlp_width"}
+QUICK = {"depth": (1, 2, 4), "width": (16, 32, 64), "MLP": (32, 64, 128), "patch": (2, 1, 0.5)}
+LARGER = {"depth": (3, 6, 12), "width": (96, 192, 384), "MLP": (384, 768, 1536), "patch": (2, 1, 0.5)}
 FIGURE_8 = {
     "depth": (8, 16, 32, 64),
     "width": (512, 1024, 2048),
     "MLP": (1024, 2048, 4096),
-    "patch": (32, 16, 8),
+    "patch": (1, 0.5, 0.25),
 }
+"""The sizes along each axis; of patches, how many times the base's."""
 BASE: dict[str, Any] = {**SMALL_SHAPE, "width": 32, "depth": 2, "mlp_width": 64}
 
 
@@ -35,16 +36,18 @@ def points(scale: Scale) -> list[Point]:
         for size in sizes:
             shape, patch = dict(scale.shape), scale.patch_size
             if axis == "patch":
-                patch = size * scale.patch_size // scale.values["patch"][1]  # of other data than the scale's
+                size = patch = round(size * patch)
             else:
                 shape[AXES[axis]] = size
-            options = {**scale.options, "image_size": (scale.image_size,), "patch_size": (patch,)}
-            if shape == dict(scale.shape) and patch == scale.patch_size:
-                name = "base"
-            else:
-                name = f"{axis.lower()}-{size}"
-            columns = {"axis": axis, "size": size}
-            found.append(Point(name=name, columns=columns, options=options, shape=shape))
+            is_base = shape == dict(scale.shape) and patch == scale.patch_size
+            found.append(
+                Point(
+                    name="base" if is_base else f"{axis.lower()}-{size}",
+                    columns={"axis": axis, "size": size},
+                    options={**scale.options, "image_size": (scale.image_size,), "patch_size": (patch,)},
+                    shape=shape,
+                )
+            )
     return found
 
 
@@ -110,7 +113,7 @@ EXPERIMENT = Experiment(
             needs="JFT-300M, or another set of that size",
             cost="a cluster",
             image_size=224,
-            patch_size=16,
+            patch_size=32,
             options={**PAPER, **ADAM, "model": "ViT-L/32", "epochs": 7, "lr": 4e-4},
             shape={"width": 1024, "depth": 8, "heads": 16, "mlp_width": 2048},
             values=FIGURE_8,
