@@ -6,14 +6,14 @@ seems to result in the smallest changes. Decreasing the patch size and thus incr
 length shows surprisingly robust improvements without introducing parameters."
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from vitreous import plot
 from vitreous.reproduce.experiment import Experiment, Finding, Point, Row, Scale
-from vitreous.reproduce.judging import by, gap, mean, where
+from vitreous.reproduce.judging import Gap, by, gap, mean, where
 from vitreous.reproduce.settings import ADAM, GPU, PAPER, SMALL, SMALL_SHAPE
 
 AXES = {"depth": "depth", "width": "width", "MLP": "mlp_width"}
@@ -54,16 +54,21 @@ def points(scale: Scale) -> list[Point]:
 def judge(rows: Sequence[Row]) -> list[Finding]:
     """Compare the largest with the smallest along each axis."""
     gains = {axis: gap(*_ends(found)) for axis, found in by(rows, "axis").items()}
+    noise = max(gain.noise for gain in gains.values())
     depth, width, patch = gains["depth"], gains["width"], gains["patch"]
-    most = max(gains, key=lambda axis: gains[axis].difference)
-    least = min(gains, key=lambda axis: gains[axis].difference)
+    leads = Gap(depth.difference - max(_others(gains, "depth")), noise)
+    trails = Gap(min(_others(gains, "width")) - width.difference, noise)
     said = ", ".join(f"{axis} {gain}" for axis, gain in gains.items())
     return [
         Finding(f"from the smallest to the largest: {said}", depth.held),
-        Finding(f"{most} brings most", most == "depth"),
-        Finding(f"{least} least", least == "width" or width.difference <= width.noise),
-        Finding(f"smaller patches help by {patch}", patch.held),
+        Finding(f"depth leads by {leads}", leads.held),
+        Finding(f"width trails by {trails}", trails.held),
+        Finding(f"smaller patches bring {patch}", patch.held),
     ]
+
+
+def _others(gains: Mapping[str, Gap], axis: str) -> list[float]:
+    return [gain.difference for name, gain in gains.items() if name != axis]
 
 
 def _ends(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -81,15 +86,15 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
     }
     title = "What to make larger (figure 8)"
     ticks = (0.25, 0.5, 1, 2, 4)
-    return {"plot": plot.curves(series, "compute of the base's", "test accuracy", title, ticks)}
+    return {"plot": plot.curves(series, "compute relative to the base", "test accuracy", title, ticks)}
 
 
 EXPERIMENT = Experiment(
     name="scaling",
     source="Figure 8",
     claim="Depth brings most, width least; smaller patches help without adding parameters",
-    rule="from the smallest to the largest, depth gains more than two standard errors and most of all axes, "
-    "width least or nothing beyond noise, and smaller patches gain more than two standard errors",
+    rule="from the smallest to the largest, depth gains more than two standard errors, and by as much more "
+    "than any other axis; width gains by as much less than any other; smaller patches gain as much",
     scales={
         "quick": Scale(
             data="digits",
