@@ -38,6 +38,7 @@ def dots(groups: Mapping[str, Sequence[float]], xlabel: str, title: str = "") ->
         )
     axes.set_yticks(places, [label(name, 34) for name in groups])
     axes.set(xlabel=xlabel, xlim=(low, min(1.0, high) + 0.1 * (high - low)), ylim=(-0.6, len(groups) - 0.4))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.tick_params(axis="y", length=0)
     axes.set_title(title)

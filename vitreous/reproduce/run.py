@@ -38,13 +38,15 @@ def reproduce(name: str, options: ReproduceConfig) -> tuple[Path, Row]:
     folder = folder_of(name, options)
     planned = [_shortened(point, options.epochs) for point in experiment.points(scale)]
     _agree(folder, scale.data, planned)
-    todo = [(point, seed) for seed in range(options.seeds) for point in planned]
-    for number, (point, seed) in enumerate(todo, start=1):
+    distinct = {point.name: point for point in planned}.values()  # a run may stand in several rows
+    needed = [(point, seed) for seed in range(options.seeds) for point in distinct]
+    for number, (point, seed) in enumerate(needed, start=1):
         run = runs.folder_of(folder, point.name, seed)
         if not runs.is_done(point, run):
-            console.note(f"{name}: run {number} of {len(todo)}: {point.name}, seed {seed} ({run}.log)")
+            console.note(f"{name}: run {number} of {len(needed)}: {point.name}, seed {seed} ({run}.log)")
             runs.execute(point, folder, scale.data, seed, options)
-    rows = [runs.row_of(point, folder, scale.data, seed) for point, seed in todo]
+    seeds = range(options.seeds)
+    rows = [runs.row_of(point, folder, scale.data, seed) for seed in seeds for point in planned]
     return folder, conclude(experiment, options, scale.data, rows, folder)
 
 
