@@ -19,7 +19,7 @@ ALONE, TEACHER, TOKEN, SOFT = "student alone", "teacher (BiT)", "hard labels, to
 
 
 def points(scale: Scale) -> list[Point]:
-    """Return the teacher, the student alone, and the student with two kinds of lessons."""
+    """Return the teacher, the student alone, and the student with two kinds of lessons, all on one set."""
     shapes, few = scale.values["shapes"], scale.values["images"]
 
     def student(name: str, learner: str, **about: object) -> Point:
@@ -28,15 +28,9 @@ def points(scale: Scale) -> list[Point]:
         )
 
     lessons = {"verb": "distill", "source": "teacher"}
+    about = {"columns": {"learner": TEACHER}, "options": scale.values["teacher"], "images": few}
     return [
-        point(
-            "BiT",
-            shapes["BiT"],
-            scale,
-            name="teacher",
-            columns={"learner": TEACHER},
-            options=scale.values["teacher"],
-        ),
+        point("BiT", shapes["BiT"], scale, name="teacher", **about),
         student("alone", ALONE),
         student("token", TOKEN, options={"match": "token"}, **lessons),
         student("soft", SOFT, options={"match": "logits"}, **lessons),
@@ -71,7 +65,7 @@ EXPERIMENT = Experiment(
             image_size=16,
             patch_size=4,
             options={**SMALL, "epochs": 60},
-            values={**SCALED, "shapes": small(64), "images": 360, "teacher": {"epochs": 20}},
+            values={**SCALED, "shapes": small(64), "images": 360, "teacher": {"epochs": 40}},
         ),
         "gpu": Scale(
             data="cifar10",
