@@ -16,6 +16,7 @@ from vitreous.reproduce.experiment import Finding, Row, verdict
 from vitreous.reproduce.judging import Gap, gap
 from vitreous.reproduce.maps import locality
 from vitreous.reproduce.resolution import HIGH, LOW
+from vitreous.reproduce.run import seconds
 from vitreous.reproduce.self_supervised import SUPERVISED
 from vitreous.reproduce.transfer import AFTER
 
@@ -152,6 +153,11 @@ def test_noise_is_that_of_the_images_and_of_the_seeds() -> None:
     assert gap(seeds, [row(0.5, tested=100)]).noise > one.noise
     assert gap([row(1.0)], [row(0.5)]).held is True and gap([row(0.5)], [row(1.0)]).held is False
     assert str(Gap(0.123, 0.0456)) == "+12.3 ± 4.6 points"
+
+
+def test_a_run_that_stands_in_two_rows_took_its_time_once() -> None:
+    made = [row(0.5, point=point, seed=seed, seconds=2.5) for point, seed in (("a", 0), ("a", 0), ("a", 1))]
+    assert seconds(made) == 5.0
 
 
 def test_locality_is_1_where_near_places_are_alike_and_0_where_all_are() -> None:

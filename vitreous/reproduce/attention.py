@@ -127,7 +127,7 @@ EXPERIMENT = Experiment(
     scales={
         "quick": Scale(
             data="digits",
-            cost="1 to 2 min on 2 cores",
+            cost="about 1 min on 2 cores",
             image_size=8,
             patch_size=2,
             options={**SMALL, "epochs": 40},

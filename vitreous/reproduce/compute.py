@@ -89,7 +89,7 @@ EXPERIMENT = Experiment(
     scales={
         "quick": Scale(
             data="digits",
-            cost="3 to 4 min on 2 cores",
+            cost="about 3 min on 2 cores",
             image_size=16,
             patch_size=4,
             options={**SMALL, "epochs": 20},

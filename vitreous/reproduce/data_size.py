@@ -80,7 +80,7 @@ EXPERIMENT = Experiment(
     scales={
         "quick": Scale(
             data="digits",
-            cost="3 to 4 min on 2 cores",
+            cost="about 2 min on 2 cores",
             image_size=16,
             patch_size=4,
             options=SMALL,

@@ -79,7 +79,7 @@ EXPERIMENT = Experiment(
     scales={
         "quick": Scale(
             data="digits",
-            cost="2 to 3 min on 2 cores",
+            cost="3 to 4 min on 2 cores",
             image_size=8,
             patch_size=2,
             options={**SMALL, "epochs": 60},

@@ -104,7 +104,7 @@ def conclude(
         "command": command("reproduce", (experiment.name,), options),
         "test_images": tested,
         "device": json.loads((_first(folder) / "results.json").read_bytes())["device"],
-        "seconds": round(sum(row["seconds"] for row in rows), 1),
+        "seconds": seconds(rows),
         "rows": rows,
     }
     for name, figure in experiment.draw(rows).items():
@@ -114,6 +114,11 @@ def conclude(
     files.write_text(folder / "table.md", _markdown(found))
     files.write_json(folder / RESULT, found)  # last: it says that all of it is done
     return found
+
+
+def seconds(rows: Sequence[Row]) -> float:
+    """Return what the runs of all rows took; a run that stands in several rows counts once."""
+    return round(sum({(row["point"], row["seed"]): row["seconds"] for row in rows}.values()), 1)
 
 
 def _first(folder: Path) -> Path:
