@@ -172,6 +172,8 @@ def test_the_papers_scale_says_what_it_needs_and_every_scale_can_be_planned(name
     if experiment.scales["paper"].data is None:
         with pytest.raises(OptionError, match=f"{name} --scale paper needs .*: name it with --data"):
             vitreous.reproduce(name, scale="paper")
+    own, named = (experiment.points(experiment.setting("quick", data)) for data in (None, "digits"))
+    assert own == named, "its own data may be named"
     for scale in experiment.scales:
         planned = experiment.points(experiment.setting(scale, "folder"))
         names = [point.name for point in planned]

@@ -45,6 +45,8 @@ class Scale:
 
     def on(self, data: str) -> "Scale":
         """Return the same setting for other data."""
+        if data == self.data:
+            return self
         image, patch = SIZES.get(data, (self.image_size, self.patch_size))
         return replace(self, data=data, image_size=image, patch_size=patch)
 
