@@ -68,13 +68,13 @@ def test_an_experiment_leaves_a_table_plots_and_a_verdict_and_is_not_run_twice(
     assert calls == POSITIONS
     first = capsys.readouterr().out
     found = json.loads((tmp_path / "result.json").read_bytes())
-    assert found["sentence"] in first and "with 1 seed on" in found["sentence"]
+    assert found["sentence"] in first and "with 1 seed (± is of the test images alone" in found["sentence"]
     assert found["verdict"] in ("held", "not held", "not decided") and found["test_images"] == [64]
     for row in found["rows"]:  # every figure is the run's own
         run = tmp_path / "points" / f"{row['point']}-seed0"
         results = json.loads((run / "results.json").read_bytes())
         assert (row["accuracy"], row["seconds"]) == (results["test"]["accuracy"], results["seconds"])
-        assert "epochs" in json.loads((run / "config.json").read_bytes())["options"]
+        assert json.loads((run / "config.json").read_bytes())["options"]["epochs"] == 1
     shapes = [json.loads((tmp_path / "points" / each / "config.json").read_bytes()) for each in POSITIONS]
     kinds = [each["plan"]["architecture"]["positions"] for each in shapes]
     assert kinds == ["none", "learned", "learned2d", "relative"]

@@ -21,6 +21,7 @@ from vitreous.reproduce.experiment import Experiment, Point, Row, Scale, verdict
 
 RESULT = "result.json"
 SETTINGS = "settings.json"
+ONE = "1 seed (± is of the test images alone, --seeds 3 adds the noise of training)"
 PAPER = 'style="background:#ffffff;color:#1f2431"'
 """An SVG file is looked at by itself: its ink and paper are not those of a page."""
 
@@ -87,7 +88,7 @@ def conclude(
     """Judge the rows, write table, plots and `result.json`, and return what that holds."""
     findings = experiment.judge(rows)
     tested = sorted({row["test_images"] for row in rows if row["test_images"]})
-    seeds = f"{options.seeds} seed{'s' * (options.seeds > 1)}"
+    seeds = f"{options.seeds} seeds" if options.seeds > 1 else ONE
     held = verdict(findings)
     parts = "; ".join(finding.text for finding in findings)
     found: Row = {
