@@ -19,7 +19,10 @@ ALONE, TEACHER, TOKEN, SOFT = "student alone", "teacher (BiT)", "hard labels, to
 
 
 def points(scale: Scale) -> list[Point]:
-    """Return the teacher, the student alone, and the student with two kinds of lessons, all on one set."""
+    """Return the teacher, the student alone, and the student with two kinds of lessons, all on one set.
+
+    Images must be varied: a teacher that knows every image by heart would repeat the labels.
+    """
     shapes, few = scale.values["shapes"], scale.values["images"]
 
     def student(name: str, learner: str, **about: object) -> Point:
@@ -64,7 +67,7 @@ EXPERIMENT = Experiment(
             cost="about 1 min on 2 cores",
             image_size=16,
             patch_size=4,
-            options={**SMALL, "epochs": 60},
+            options={**SMALL, "augment": "mix", "epochs": 60},
             values={**SCALED, "shapes": small(64), "images": 360, "teacher": {"epochs": 40}},
         ),
         "gpu": Scale(
