@@ -194,6 +194,7 @@ WRITERS = {
     "export": ["export", "CKPT", "OUT/a.pt2"],
     "convert": ["convert", "CKPT", "OUT/a.safetensors", "--to", "vitreous"],
     "bench": ["bench", "--out", "OUT"],
+    "reproduce": ["reproduce", "positions", "--epochs", "1", "--out", "OUT"],
     "check pack": ["check", "digits", "--pack", "OUT"],
     "check grid": ["check", "digits", "--grid", "OUT/grid.png"],
 }

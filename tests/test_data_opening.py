@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.data_images import encoded, make_folder, own_cache, picture
 from tests.hostile.shards import shard
-from vitreous.data import content, open_data, opening, typical_size
+from vitreous.data import content, keep_classes, open_data, opening, typical_size
 from vitreous.data.holdout import carve, places
 from vitreous.data.images import EncodedImages
 from vitreous.data.store import write_whole
@@ -233,3 +233,18 @@ def test_negative_labels_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=np.zeros((3, 4, 4), np.uint8), labels=np.array([0, -1, 1]))
     with pytest.raises(DataError, match="label -1 is negative"):
         open_data(tmp_path / "x.npz")
+
+
+def test_classes_are_kept_with_their_images_and_numbered_anew(pairs: Path) -> None:
+    digits = open_data("digits")
+    part = keep_classes(digits, (7, 2))
+    assert part.labels == [digits.labels[7], digits.labels[2]]
+    for name, whole in digits.splits.items():
+        kept = part.splits[name]
+        assert kept.classes == 2
+        assert np.bincount(kept.targets).tolist() == [(whole.targets == number).sum() for number in (7, 2)]
+        first = np.flatnonzero(np.isin(whole.targets, (7, 2)))[0]
+        assert kept.read(0, 1).tobytes() == whole.read(int(first), 1).tobytes()
+    assert len({digits.fingerprint, part.fingerprint, keep_classes(digits, (2, 7)).fingerprint}) == 3
+    with pytest.raises(DataError, match="several labels can't be parted"):
+        keep_classes(open_data(str(pairs)), (0,))

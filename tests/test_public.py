@@ -24,6 +24,7 @@ CONFIGS: dict[str, type[Any]] = {
     "predict": config.PredictConfig,
     "pretrain": config.PretrainConfig,
     "probe": config.ProbeConfig,
+    "reproduce": config.ReproduceConfig,
     "train": config.TrainConfig,
 }
 
@@ -50,6 +51,7 @@ def test_the_public_names_are_these() -> None:
         "predict",
         "pretrain",
         "probe",
+        "reproduce",
         "train",
     ]
     for name in vitreous.__all__:
@@ -111,6 +113,7 @@ def test_an_unknown_option_is_refused_before_anything_is_read(verb: str) -> None
         "convert": ("a", "b", "hf"),
         "train": ("no-data",),
         "pretrain": ("no-data",),
+        "reproduce": ("no-name",),
     }
     arguments = few.get(verb, ("no-file", "no-data"))
     with pytest.raises(vitreous.VitreousError) as caught:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vitreous.api import predict as predict
     from vitreous.api import pretrain as pretrain
     from vitreous.api import probe as probe
+    from vitreous.api import reproduce as reproduce
     from vitreous.api import train as train
     from vitreous.errors import VitreousError as VitreousError
     from vitreous.figures import Figures as Figures
@@ -52,6 +53,7 @@ _HOME = {
     "predict": "vitreous.api",
     "pretrain": "vitreous.api",
     "probe": "vitreous.api",
+    "reproduce": "vitreous.api",
     "train": "vitreous.api",
 }
 
@@ -76,6 +78,7 @@ __all__ = [
     "predict",
     "pretrain",
     "probe",
+    "reproduce",
     "train",
 ]
 

@@ -25,6 +25,7 @@ from vitreous.config import (
     PredictConfig,
     PretrainConfig,
     ProbeConfig,
+    ReproduceConfig,
     TrainConfig,
 )
 from vitreous.errors import OptionError
@@ -350,6 +351,19 @@ def check(data: Data, *, data_root: str | None = None) -> Figures:
     from vitreous.data.survey import survey
 
     return Figures(survey(open_data(_source(data), data_root=data_root, carve=False)).document())
+
+
+@takes(ReproduceConfig)
+def reproduce(name: str | None = None, **options: Any) -> Figures:
+    """Repeat an experiment of the paper at the scale at hand, or go on with it; without a name, list them."""
+    from vitreous.reproduce import listing
+    from vitreous.reproduce import reproduce as work
+
+    config = from_keywords(ReproduceConfig, options, "reproduce")
+    if name is None:
+        return Figures({row["name"]: row for row in listing(config)})
+    folder, found = work(name, config)
+    return Figures(found, folder=folder)
 
 
 def prepare_folder(path: Text) -> Path:

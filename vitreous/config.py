@@ -22,6 +22,7 @@ Compile = Literal["none", "blocks", "whole"]
 Loss = Literal["softmax", "sigmoid"]
 Initialization = Literal["paper", "mimetic"]
 Layout = Literal["vitreous", "timm", "hf", "google", "torchvision"]
+ReproduceScale = Literal["quick", "gpu", "paper"]
 
 NOT_GIVEN: dict[str, Any] = {"auto": False}
 """Metadata of a field whose None means that there is no such thing, rather than one that is chosen."""
@@ -500,6 +501,26 @@ class BenchConfig:
     """Write bench.json and bench.svg into this folder."""
     workers: int | None = None
     """Processes that load images; auto: by the number of processors."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceConfig:
+    """At which scale an experiment of the paper is repeated, and on what."""
+
+    scale: ReproduceScale = "quick"
+    """quick: minutes on two cores; gpu: minutes on one GPU; paper: the paper's own setting."""
+    out: str | None = None
+    """Folder of the runs, table and plot; auto: runs/reproduce/NAME-SCALE."""
+    data: str | None = None
+    """What to learn from, as for train; auto: the experiment's own, at quick the bundled digits."""
+    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Folder of the data sets that are given by name."""
+    seeds: int = 1
+    """Runs of each point; more can be added later."""
+    epochs: int | None = None
+    """Passes over the images, of every run; auto: the experiment's own."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
 

@@ -33,6 +33,11 @@ def document(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def result(sentence: str) -> None:
+    """Write a result that is a sentence, to stdout."""
+    sys.stdout.write(sentence + "\n")
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, title: str = "") -> None:
     """Write a table to stdout: boxed on a terminal, aligned plain lines elsewhere. Numbers align right."""
     texts = [[_text(cell) for cell in row] for row in rows]

@@ -24,6 +24,7 @@ PLACEHOLDERS = {
     "tune": "PART",
     "recipe": "RECIPE",
     "out": "DIR",
+    "data": "DATA",
     "data_root": "DIR",
     "cache": "DIR",
     "real_labels": "FILE",

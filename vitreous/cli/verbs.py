@@ -23,6 +23,7 @@ from vitreous.config import (
     PredictConfig,
     PretrainConfig,
     ProbeConfig,
+    ReproduceConfig,
     TrainConfig,
 )
 from vitreous.errors import OptionError
@@ -506,6 +507,39 @@ def bench(*, options: Annotated[Options, flags.of(BenchConfig)], json: Json = Fa
         console.table(*table.profiles(found.rows))
 
 
+def reproduce(
+    name: Annotated[
+        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")
+    ] = None,
+    *,
+    options: Annotated[Options, flags.of(ReproduceConfig)],
+    json: Json = False,
+) -> None:
+    """Repeat an experiment of the paper, at the scale at hand.
+
+    A table, a plot, and whether the claim held. Without a name: the list.
+
+    Examples:
+        vitreous reproduce positions
+        vitreous reproduce scaling --scale gpu --data-root datasets/ --seeds 3
+
+    Args:
+        name: Of the experiment; the same command again goes on where it stopped.
+    """
+    found = api.reproduce(name, **options)
+    if json:
+        console.document(found.to_dict())
+    elif name is None:
+        rows = [list(row.values()) for row in found.to_dict().values()]
+        console.table(["name", "source", "claim", "cost", "result"], rows)
+    else:
+        from vitreous.reproduce import table
+
+        console.table(*table(found.to_dict()))
+        console.result(f"{found.sentence}.")
+        console.note(f"table, plot and runs: {found.folder}")
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "models": models,
     "check": check,
@@ -521,4 +555,5 @@ VERBS: dict[str, Callable[..., Any]] = {
     "export": export,
     "serve": serve,
     "bench": bench,
+    "reproduce": reproduce,
 }

@@ -61,6 +61,20 @@ def limit_training(dataset: Dataset, images: int, seed: int = 0) -> Dataset:
     return replace(dataset, splits=splits, fingerprint=_fingerprint(splits, dataset.labels))
 
 
+def keep_classes(dataset: Dataset, wanted: Sequence[int]) -> Dataset:
+    """Return the data set with the images of some classes alone, which are numbered anew in that order."""
+    if dataset.multilabel:
+        raise DataError("images with several labels can't be parted by class")
+    numbers = np.full(len(dataset.labels), -1)
+    numbers[list(wanted)] = np.arange(len(wanted))
+    splits = {}
+    for name, whole in dataset.splits.items():
+        part = whole.select(np.flatnonzero(numbers[whole.targets] >= 0))
+        splits[name] = replace(part, targets=numbers[part.targets], classes=len(wanted))
+    labels = [dataset.labels[number] for number in wanted]
+    return replace(dataset, labels=labels, splits=splits, fingerprint=_fingerprint(splits, labels))
+
+
 def recognise(spec: str | Path, data_root: Path | None, labelled: bool = True) -> Found:
     """Return what the source holds, whichever kind of source it is."""
     path = Path(spec).expanduser()

@@ -1,9 +1,11 @@
 """Pictures of arrays: numpy in, matplotlib figures out; colour-blind safe, on light and dark. No torch.
 
 `style` has the colours and writes PNG and SVG; `inside` draws what inspection finds, `results` what training
-and evaluation measure. Text from users (class and file names) goes through `label`, never through mathtext.
+and evaluation measure, `experiments` what is compared. Text from users (class and file names) goes through
+`label`, never through mathtext.
 """
 
+from vitreous.plot.experiments import curves, dots, position_maps, slopes
 from vitreous.plot.inside import (
     attention_heads,
     by_layer,
@@ -24,7 +26,9 @@ __all__ = [
     "attention_heads",
     "by_layer",
     "confusion",
+    "curves",
     "deletion",
+    "dots",
     "filters",
     "gallery",
     "history",
@@ -32,9 +36,11 @@ __all__ = [
     "layer_similarity",
     "overlay",
     "png",
+    "position_maps",
     "positions",
     "reliability",
     "sheet",
+    "slopes",
     "speeds",
     "svg",
     "sweep",

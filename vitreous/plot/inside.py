@@ -273,6 +273,11 @@ def deletion(
     return figure
 
 
+def tiled(tiles: np.ndarray) -> np.ndarray:
+    """Return maps (rows, columns, h, w) on one sheet, with gaps."""
+    return _sheet(tiles)[0]
+
+
 def _sheet(tiles: np.ndarray) -> tuple[np.ndarray, list[float], list[float]]:
     """Return tiles (rows, columns, h, w) on one sheet, and where the centres of its columns and rows are."""
     rows, columns = tiles.shape[:2]

@@ -85,7 +85,7 @@ def choose(
     pick = _Chooser(recipe or Recipe())
     epochs, budget = _duration(options, facts, pick)
     if pretrained is None:
-        model = _architecture(options, facts, budget, pick, task.shape)
+        model = _architecture(options, facts, budget, pick, {**task.asked, **task.shape})
         preprocessing = Preprocessing(
             image_size=model.image_size, mean=(0.5,) * facts.channels, std=(0.5,) * facts.channels
         )

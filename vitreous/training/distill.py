@@ -1,6 +1,7 @@
 """`vitreous distill`: a student learns from a teacher, through the same loop as training."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from vitreous import checkpoint
@@ -22,11 +23,15 @@ def distill(
     options: DistillConfig,
     dataset: Dataset | None = None,
     *,
+    shape: Mapping[str, Any] | None = None,
     afterwards: float = 0.5,
     started: float | None = None,
     callbacks: Callbacks = NONE,
 ) -> Result:
-    """Teach a student what the model at `teacher` knows, or go on with a run that was stopped."""
+    """Teach a student what the model at `teacher` knows, or go on with a run that was stopped.
+
+    `shape`: fields of the student's configuration, beyond the options.
+    """
     started = time.monotonic() if started is None else started
     _check(options)
     if dataset is None:
@@ -44,6 +49,7 @@ def distill(
         objective="distill",
         settings=_settings(teacher, classifier, options),
         shape=_shape(options),
+        asked=dict(shape or {}),
         labels=options.match != "features",
         verb="distill",
         arguments=(teacher,),

@@ -4,7 +4,8 @@ A Vision Transformer learns little from few pictures; features that were learned
 """
 
 import time
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from vitreous.errors import DataError, OptionError
 from vitreous.training import folder, loop, setup
 from vitreous.training.callbacks import NONE, Callbacks
 from vitreous.training.finetune import finetune
+from vitreous.training.plan import SUPERVISED
 from vitreous.training.results import Result
 
 OWN = "tiny"
@@ -39,13 +41,15 @@ def train(
     *,
     make_objective: objectives.Build | None = None,
     dataset: Dataset | None = None,
+    shape: Mapping[str, Any] | None = None,
     afterwards: float = 0.5,
     started: float | None = None,
     callbacks: Callbacks = NONE,
 ) -> Result:
     """Train a classifier on the data, or go on with a run that was stopped; return its folder and figures.
 
-    A task of one's own (`make_objective`) is learned from scratch. The rest is as in `loop.train`.
+    A task of one's own (`make_objective`) is learned from scratch, and so is a model whose `shape` is given:
+    fields of its configuration, beyond the options. The rest is as in `loop.train`.
     """
     started = time.monotonic() if started is None else started
     about: dict[str, Any] = {"afterwards": afterwards, "started": started, "callbacks": callbacks}
@@ -54,6 +58,9 @@ def train(
         return loop.train(data, options, make_objective=make_objective, dataset=dataset, **about)
     if dataset is None:
         dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
+    if shape:
+        about["task"] = replace(SUPERVISED, asked=dict(shape))
+        return loop.train(data, options, dataset=dataset, **about)
     source, reason = starting_point(options, dataset)
     if source is None or (options.init is None and began_from_scratch(str(data), options, dataset)):
         return loop.train(data, options, dataset=dataset, **about)

@@ -30,6 +30,8 @@ class Task:
     settings: dict[str, Any] = field(default_factory=dict)
     shape: dict[str, Any] = field(default_factory=dict)
     """What the model must have, by the names of its configuration."""
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What the caller wants of it beyond the options, likewise: a part of what the run is known by."""
     labels: bool = True
     """Whether the data's classes are learned."""
     verb: str = "train"

@@ -1,6 +1,7 @@
 """`vitreous pretrain`: a model learns from pictures alone, through the same loop as training."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from math import sqrt
 from typing import Any
@@ -30,11 +31,15 @@ def pretrain(
     data: str | InMemory,
     options: PretrainConfig,
     *,
+    shape: Mapping[str, Any] | None = None,
     afterwards: float = 0.5,
     started: float | None = None,
     callbacks: Callbacks = NONE,
 ) -> Result:
-    """Teach a model what pictures look like, or go on with a run that was stopped."""
+    """Teach a model what pictures look like, or go on with a run that was stopped.
+
+    `shape`: fields of the model's configuration, beyond the options.
+    """
     started = time.monotonic() if started is None else started
     _check(options)
     dataset = open_pictures(data, options)
@@ -42,6 +47,7 @@ def pretrain(
         objective=options.objective,
         settings=_settings(options),
         shape={"num_classes": 0, "pre_logits": None},
+        asked=dict(shape or {}),
         labels=False,
         verb="pretrain",
         recipe=recipe,

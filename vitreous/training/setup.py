@@ -104,6 +104,8 @@ def identity(
         now["checkpoint"] = checkpoint.fingerprint(start.tensors)
     if task.settings:
         now["task"] = task.settings
+    if task.asked:
+        now["shape"] = task.asked
     return now
 
 

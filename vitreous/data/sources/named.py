@@ -52,6 +52,11 @@ def open_source(name: str, data_root: Path | None) -> Found:
     return found
 
 
+def is_at_hand(name: str, data_root: str | Path) -> bool:
+    """Tell whether a named set is below a folder, without a download."""
+    return READERS[name](name, Path(data_root)) is not None
+
+
 def _download(name: str, root: Path) -> None:
     """Let torchvision download a set; without a network say so in one line."""
     import torchvision.datasets
