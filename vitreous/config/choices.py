@@ -1,0 +1,19 @@
+"""The words that options can be, and how a field says that it need not be given."""
+
+from typing import Any, Literal
+
+Resize = Literal["cover", "exact", "pad", "none"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Optimizer = Literal["adamw", "adam", "sgd", "muon"]
+Schedule = Literal["cosine", "linear", "rsqrt", "constant"]
+Precision = Literal["bf16", "float32"]
+Balance = Literal["none", "loss", "sampler"]
+Fit = Literal["cover", "pad", "stretch"]
+Compile = Literal["none", "blocks", "whole"]
+Loss = Literal["softmax", "sigmoid"]
+Initialization = Literal["paper", "mimetic"]
+Layout = Literal["vitreous", "timm", "hf", "google", "torchvision"]
+ReproduceScale = Literal["quick", "gpu", "paper"]
+
+NOT_GIVEN: dict[str, Any] = {"auto": False}
+"""Metadata of a field whose None means that there is no such thing, rather than one that is chosen."""
