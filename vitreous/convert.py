@@ -176,17 +176,7 @@ def _with_transformers(path: Path, config: Architecture) -> tuple[str, Forward]:
 def _with_torchvision(path: Path, config: Architecture) -> tuple[str, Forward]:
     import torchvision
 
-    assert config.kind == "vit"  # the layout has refused everything else
-    model = torchvision.models.VisionTransformer(
-        image_size=config.image_size[0],
-        patch_size=config.patch_size[0],
-        num_layers=config.depth,
-        num_heads=config.heads,
-        hidden_dim=config.width,
-        mlp_dim=config.mlp_width,
-        num_classes=config.num_classes,
-        representation_size=config.pre_logits,
-    )
+    model = torchvision.models.VisionTransformer(**layouts.torchvision.arguments(config))
     model.load_state_dict(layouts.containers.read(path).tensors, strict=True)
     return f"torchvision {torchvision.__version__}", model.eval()
 

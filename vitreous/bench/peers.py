@@ -15,7 +15,6 @@ from vitreous.bench.cases import Case, Peer
 from vitreous.config import Preprocessing
 from vitreous.errors import LayoutError
 from vitreous.layouts import timm as timm_layout
-from vitreous.models.architecture import Architecture
 from vitreous.models.weights import Weights
 
 
@@ -82,18 +81,7 @@ def _timm(package: Any, weights: Weights) -> nn.Module:
 
 def _torchvision(package: Any, weights: Weights) -> nn.Module:
     tensors = layouts.torchvision.write(weights).tensors
-    config: Architecture = weights.config
-    assert config.kind == "vit"  # the layout has refused everything else
-    model = package.models.VisionTransformer(
-        image_size=config.image_size[0],
-        patch_size=config.patch_size[0],
-        num_layers=config.depth,
-        num_heads=config.heads,
-        hidden_dim=config.width,
-        mlp_dim=config.mlp_width,
-        num_classes=config.num_classes,
-        representation_size=config.pre_logits,
-    )
+    model = package.models.VisionTransformer(**layouts.torchvision.arguments(weights.config))
     model.load_state_dict(tensors, strict=True)
     return model
 

@@ -1,9 +1,12 @@
 """torchvision's `VisionTransformer` state dict: attention under `in_proj`, the MLP's layers by number."""
 
+from typing import Any
+
 from vitreous.config import Preprocessing
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
 from vitreous.layouts.names import IMAGENET, NoPlaceError, Rules, pooled, refuse, rename
+from vitreous.models.architecture import Architecture
 from vitreous.models.weights import Weights
 
 IN: Rules = [
@@ -54,6 +57,21 @@ def read(container: Container, hints: Hints) -> Weights:
     )
     notes.append("preprocessing: torchvision's for IMAGENET1K_V1 (the file has none)")
     return Weights(config=config, tensors=tensors, preprocessing=preprocessing, notes=notes)
+
+
+def arguments(config: Architecture) -> dict[str, Any]:
+    """Return the arguments of torchvision's `VisionTransformer` that make it this model."""
+    assert config.kind == "vit"  # `write` has refused everything else
+    return {
+        "image_size": config.image_size[0],
+        "patch_size": config.patch_size[0],
+        "num_layers": config.depth,
+        "num_heads": config.heads,
+        "hidden_dim": config.width,
+        "mlp_dim": config.mlp_width,
+        "num_classes": config.num_classes,
+        "representation_size": config.pre_logits,
+    }
 
 
 def write(weights: Weights) -> Container:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from vitreous import plot
 from vitreous.reproduce.experiment import Experiment, Finding, Point, Row, Scale
 from vitreous.reproduce.families import MODELS, ON_CIFAR, SCALED, point, small
-from vitreous.reproduce.judging import by, exceeds, gap, where
+from vitreous.reproduce.judging import accuracies, exceeds, gap, where
 from vitreous.reproduce.settings import GPU, SMALL
 
 ALONE, TEACHER, TOKEN, SOFT = "student alone", "teacher (BiT)", "hard labels, token", "soft labels"
@@ -51,8 +51,9 @@ def judge(rows: Sequence[Row]) -> list[Finding]:
 
 def draw(rows: Sequence[Row]) -> dict[str, Figure]:
     """Draw a line of dots for each learner."""
-    groups = {learner: [row["accuracy"] for row in found] for learner, found in by(rows, "learner").items()}
-    return {"plot": plot.dots(groups, "test accuracy", title="What a teacher gives (DeiT)")}
+    return {
+        "plot": plot.dots(accuracies(rows, "learner"), "test accuracy", title="What a teacher gives (DeiT)")
+    }
 
 
 EXPERIMENT = Experiment(

@@ -56,6 +56,11 @@ def by(rows: Sequence[Row], column: str) -> dict[Any, list[Row]]:
     return {value: where(rows, **{column: value}) for value in dict.fromkeys(row[column] for row in rows)}
 
 
+def accuracies(rows: Sequence[Row], column: str) -> dict[Any, list[float]]:
+    """Return what is drawn as dots: each row's accuracy, by the value of a column."""
+    return {value: [row["accuracy"] for row in found] for value, found in by(rows, column).items()}
+
+
 def _variance(rows: Sequence[Row]) -> float:
     share, images = mean(rows), min(row["test_images"] for row in rows)
     of_images = max(share * (1 - share), 1 / images) / images

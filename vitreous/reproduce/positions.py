@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from vitreous import plot
 from vitreous.reproduce.experiment import Experiment, Finding, Point, Row, Scale
-from vitreous.reproduce.judging import by, gap, mean
+from vitreous.reproduce.judging import accuracies, by, gap, mean
 from vitreous.reproduce.settings import ADAM, GPU, PAPER, SMALL, SMALL_SHAPE
 
 KINDS = {"none": "none", "1D": "learned", "2D": "learned2d", "relative": "relative"}
@@ -49,8 +49,7 @@ def judge(rows: Sequence[Row]) -> list[Finding]:
 
 def draw(rows: Sequence[Row]) -> dict[str, Figure]:
     """Draw a line of dots for each kind."""
-    groups = {kind: [row["accuracy"] for row in found] for kind, found in by(rows, "positions").items()}
-    return {"plot": plot.dots(groups, "test accuracy", title="Positions (table 8)")}
+    return {"plot": plot.dots(accuracies(rows, "positions"), "test accuracy", title="Positions (table 8)")}
 
 
 EXPERIMENT = Experiment(

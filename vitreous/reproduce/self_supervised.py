@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from vitreous import plot
 from vitreous.reproduce.experiment import Experiment, Finding, Point, Row, Scale
-from vitreous.reproduce.judging import by, exceeds, gap, where
+from vitreous.reproduce.judging import accuracies, exceeds, gap, where
 from vitreous.reproduce.settings import ADAM, FINE, GPU, PAPER, SMALL, SMALL_SHAPE, UNLABELLED
 
 OBJECTIVES = ("masked", "mae", "dino")
@@ -70,8 +70,11 @@ def judge(rows: Sequence[Row]) -> list[Finding]:
 def draw(rows: Sequence[Row]) -> dict[str, Figure]:
     """Draw a line of dots for each start."""
     tuned = [row for row in rows if row["accuracy"] is not None]
-    groups = {start: [row["accuracy"] for row in found] for start, found in by(tuned, "start").items()}
-    return {"plot": plot.dots(groups, "test accuracy", title="Few labels, by what came before")}
+    return {
+        "plot": plot.dots(
+            accuracies(tuned, "start"), "test accuracy", title="Few labels, by what came before"
+        )
+    }
 
 
 EXPERIMENT = Experiment(
