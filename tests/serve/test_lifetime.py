@@ -89,6 +89,7 @@ def test_a_model_that_cannot_be_warmed_ends_the_server(
 def test_the_command_serves_in_a_fresh_process(checkpoint: Path, tmp_path: Path) -> None:
     """The other servers are forked from a process that has imported everything."""
     command = [sys.executable, "-m", "vitreous", "serve", str(checkpoint), "--port", "0"]
+    command += ["--examples", "digits"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stderr=log, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
@@ -97,6 +98,7 @@ def test_the_command_serves_in_a_fresh_process(checkpoint: Path, tmp_path: Path)
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.05)
         until_ready(found[0].rstrip("/"))
+        assert httpx.get(f"{found[0]}examples").json() == [f"{digit + 1}-{digit}.png" for digit in range(8)]
         process.terminate()
         assert process.wait(30) == 0
     finally:
