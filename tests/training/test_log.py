@@ -70,6 +70,39 @@ def test_speed_leaves_out_what_is_no_training(tmp_path: Path, now: Time) -> None
     assert [row["images_per_second"] for row in records(tmp_path, "train")] == [80.0, 160.0]
 
 
+def test_speed_leaves_out_the_steps_that_compile(tmp_path: Path, now: Time) -> None:
+    with opened(tmp_path, warm=3, per_epoch=2) as book:
+        now.now += 60.0
+        take(book, range(1, 4))  # a record after the second, which tells of the slow start
+        now.now += 1.0
+        take(book, range(4, 7))
+        assert book.images_per_second == pytest.approx(3 * 20 / 1.0)
+    rows = records(tmp_path, "train")
+    assert rows[0]["images_per_second"] == pytest.approx(40 / 60.0, abs=0.1)
+    assert [row["batches"] for row in rows] == [2, 2, 2]  # their losses count as all others
+
+
+def test_a_run_that_ends_while_it_is_cold_has_a_speed_too(tmp_path: Path, now: Time) -> None:
+    with opened(tmp_path, warm=2) as book:
+        now.now += 2.0
+        take(book, range(1, 3), total=2)
+        assert book.images_per_second == pytest.approx(20.0)
+
+
+def test_nothing_is_shown_before_there_is_something_to_show(
+    tmp_path: Path, now: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[int] = []
+    with opened(tmp_path) as book:
+        monkeypatch.setattr(book.bar, "update", lambda done, *_, **__: shown.append(done))
+        now.now += 60.0
+        book.show(1, 250, 60.0)  # launched, and its outcome not here yet: "4 hours left" would be wrong
+        take(book, range(1, 2))
+        now.now += 1.0
+        book.show(2, 250, 0.5)
+    assert shown == [2]
+
+
 def test_going_back_forgets_records_and_sums(tmp_path: Path) -> None:
     with opened(tmp_path) as book:
         take(book, range(1, 60))

@@ -32,8 +32,12 @@ class Log:
         per_epoch: int,
         about: Mapping[str, Any],
         callbacks: Callbacks = NONE,
+        warm: int = 0,
     ) -> None:
-        """`images` are in a batch, `per_epoch` batches in an epoch; `about` is what other trackers show."""
+        """`images` are in a batch, `per_epoch` batches in an epoch; `about` is what other trackers show.
+
+        The first `warm` steps of this process compile, and don't count for its speed.
+        """
         self.world, self.images, self.per_epoch = world, images, per_epoch
         self.callbacks = callbacks if world.is_main else NONE
         self.sums: dict[str, float] = {}
@@ -43,6 +47,7 @@ class Log:
         """Images and seconds of each record."""
         self._named: set[int] = set()
         self._steps = self._timed = 0
+        self._cold = warm
         self._shown = self._since = time.monotonic()
         self.journal = None
         if world.is_main:
@@ -60,13 +65,13 @@ class Log:
 
     @property
     def images_per_second(self) -> float | None:
-        """Over the whole run: images over time, evaluations and checkpoints left out."""
+        """Over the whole run: images over time; the start, evaluations and checkpoints left out."""
         seconds = self.seconds
         return sum(images for images, _ in self.speeds) / seconds if seconds else None
 
     @property
     def seconds(self) -> float:
-        """Of this process's steps, evaluations and checkpoints left out."""
+        """Of this process's steps; its first ones, evaluations and checkpoints left out."""
         return sum(each for _, each in self.speeds)
 
     def step(self, step: int, figures: Mapping[str, float], *, steps: int, lr: float) -> None:
@@ -82,6 +87,10 @@ class Log:
         due = step % min(self.per_epoch, EVERY) == 0 or step == steps
         if due and self._steps:
             self._record(step, lr, figures.get("gradient_norm", math.nan))
+        self._cold -= 1
+        if self._cold == 0 and step != steps:
+            self.speeds.clear()
+            self._timed, self._since = 0, time.monotonic()
         if figures:
             self._tell(step, figures, steps, lr)
 
@@ -160,6 +169,8 @@ class Log:
         for name in ("loss", "accuracy"):
             if (mean := (means or self.means).get(name)) is not None:
                 parts.append(f"{name} {mean:.1%}" if name == "accuracy" else f"{name} {mean:.3f}")
+        if not parts:
+            return  # no outcome has arrived yet
         if speed := self._pace(now):
             parts.append(f"{speed:,.0f} images/s")
         self.bar.update(step, steps, ", ".join(parts), left=(steps - step) * seconds_per_step)

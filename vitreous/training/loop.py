@@ -300,6 +300,7 @@ class Training:
             per_epoch=per_epoch,
             about=plan.to_json(),
             callbacks=callbacks,
+            warm=1 + self.lag,
         )
         if saved is None:
             self.save()  # a rollback always has one to go back to
