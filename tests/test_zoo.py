@@ -32,11 +32,17 @@ def test_only_bit_widths_are_ours_alone() -> None:
     assert len(IN_TIMM) >= 45
 
 
+def peer(name: str, **changes: Any) -> torch.nn.Module:
+    """Return timm's model without its initial weights, which take long to draw."""
+    skipped = {} if isinstance(zoo.VARIANTS[name], ResNetConfig) else {"weight_init": "skip"}
+    return timm.create_model(name, **changes, **skipped)
+
+
 @pytest.mark.parametrize("name", zoo.VARIANTS)
 def test_the_model_has_as_many_parameters_as_computed_and_timms_names(name: str) -> None:
     with torch.device("meta"):
         ours = zoo.create_model(name, num_classes=1000)
-        theirs = timm.create_model(name, num_classes=1000) if name in IN_TIMM else ours
+        theirs = peer(name, num_classes=1000) if name in IN_TIMM else ours
     assert sum(parameter.numel() for parameter in ours.parameters()) == GOLDEN[name]
     shapes = [{key: value.shape for key, value in model.state_dict().items()} for model in (ours, theirs)]
     assert shapes[0] == shapes[1]
@@ -61,24 +67,25 @@ def small(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def test_same_weights_same_logits_as_timm(name: str) -> None:
     ours, theirs = small(name)
     with torch.device("meta"):  # initial weights, the slowest part, would be overwritten
-        model, peer = zoo.create_model(name, **ours), timm.create_model(name, **theirs).eval()
-    assert not list(model.buffers()) and not list(peer.buffers())
+        model, other = zoo.create_model(name, **ours), peer(name, **theirs).eval()
+    assert not list(model.buffers()) and not list(other.buffers())
     model = randomize(model.to_empty(device="cpu"))
-    peer.load_state_dict(model.state_dict(), strict=True, assign=True)
+    other.load_state_dict(model.state_dict(), strict=True, assign=True)
     images = torch.randn(2, 3, *ours.get("image_size", (96, 64)))
     with torch.no_grad():
-        torch.testing.assert_close(model(images), peer(images), rtol=0, atol=1e-5)
-    model.load_state_dict(peer.state_dict(), strict=True)
+        torch.testing.assert_close(model(images), other(images), rtol=0, atol=1e-5)
+    model.load_state_dict(other.state_dict(), strict=True)
 
 
 @pytest.mark.slow
 def test_the_whole_of_vit_base_16_agrees_with_timm() -> None:
-    model = randomize(zoo.create_model("ViT-B/16"))
-    peer = timm.create_model("vit_base_patch16_224").eval()
-    peer.load_state_dict(model.state_dict(), strict=True)
+    with torch.device("meta"):
+        model, other = zoo.create_model("ViT-B/16"), peer("vit_base_patch16_224").eval()
+    model = randomize(model.to_empty(device="cpu"))
+    other.load_state_dict(model.state_dict(), strict=True, assign=True)
     images = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
-        torch.testing.assert_close(model(images), peer(images), rtol=0, atol=1e-5)
+        torch.testing.assert_close(model(images), other(images), rtol=0, atol=1e-5)
 
 
 VARIATIONS: list[dict[str, Any]] = [
