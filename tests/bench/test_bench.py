@@ -71,6 +71,7 @@ def test_one_json_list_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> N
     lines = said.err.splitlines()
     assert lines[0].startswith("on ") and lines[1] == "matrix products in float32: 1,000 GFLOP/s"
     assert lines[2] == "timing train, vit_tiny_patch16_224, 32x32, batch 2, float32"
+    assert sum(line.startswith("vitreous ") and "images/s" in line for line in lines) == 2  # as each ends
 
 
 def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,12 @@ def test_every_row_has_the_same_keys_and_is_plain_json() -> None:
     }
 
 
+def test_a_case_is_told_in_a_line() -> None:
+    found = rows()
+    assert table.brief(found[:2]) == "vitreous 20.0 images/s, timm 10.0 images/s (2.00)"
+    assert table.brief(found[2:]) == "vitreous 4.00 s, import torch 2.00 s (0.50)"
+
+
 def test_without_ours_there_is_no_ratio() -> None:
     assert table.row(tiny_case("train"), timed("timm", [1.0]), None)["ratio"] is None
 

@@ -53,7 +53,9 @@ def bench(asked: Request) -> dict[str, Any]:
             console.note(f"timing {case}")
             with TemporaryDirectory() as scratch, _restored():
                 place = Place(world=world, peers=peers, scratch=Path(scratch), workers=workers)
-                found += [(case, row) for row in time_case(case, place, asked, ceiling)]
+                rows = time_case(case, place, asked, ceiling)
+            console.note(table.brief(rows))  # now: a run that is stopped has said something
+            found += [(case, row) for row in rows]
     for case, row in found:  # at the end: the ceiling may have been seen higher in a later round
         row["mfu"] = ceiling.utilization(case, row["images_per_second"])
     return {

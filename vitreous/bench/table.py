@@ -40,6 +40,16 @@ def row(case: Case, timed: "Timed", ours: float | None, on_cores: bool = False) 
     }
 
 
+def brief(rows: Sequence[Row]) -> str:
+    """Return the rows of one case in a line: each speed, and our ratio to it."""
+    told = []
+    for each in rows:
+        rate, ratio = each["images_per_second"], each["ratio"]
+        speed = f"{1 / rate:.2f} s" if each["job"] == "start" else f"{number(rate)} images/s"
+        told.append(f"{each['name']} {speed}" + ("" if ratio is None else f" ({ratio:.2f})"))
+    return ", ".join(told)
+
+
 COLUMNS = ("what", "by", "images/s", "from", "to", "per core-second", "ratio", "MFU", "memory", "first call")
 
 
