@@ -23,7 +23,7 @@ from vitreous.bench import families
 from vitreous.config import TrainConfig
 from vitreous.data import open_data
 from vitreous.models import cost
-from vitreous.training import setup
+from vitreous.training import Caller, setup
 from vitreous.training.extension import Stage
 from vitreous.training.loop import Training
 from vitreous.training.signals import StopSignal
@@ -79,7 +79,7 @@ def prepared(case: Case, folder: Path, device: str) -> Training:
     stages = [Stage(epochs=plan.epochs, seconds=plan.time_budget)]
     training = Training(folder / "run", plan, stages, options, dataset, world, StopSignal())
     training.build(objectives.builder(plan.objective), None)
-    training.take_up(time.monotonic(), 0.5)
+    training.take_up(Caller())
     return training
 
 

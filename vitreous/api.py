@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vitreous.data import InMemory
     from vitreous.predict import Classifier, Failure, Picture, Prediction
     from vitreous.training import Result
-    from vitreous.training.callbacks import Callback
+    from vitreous.training.caller import Callback, Caller
 
 REPORT_SECONDS = 10.0
 """What of a time budget is left for the report and the end of the process; of a short one a sixth."""
@@ -103,12 +103,11 @@ def train(
     `on_step` and `on_evaluation` are called with a dictionary of figures as the run goes.
     """
     started = _now()
-    from vitreous.training import Callbacks
     from vitreous.training import train as work
 
     config = from_keywords(TrainConfig, options, "train")
-    about: dict[str, Any] = {"afterwards": _report_seconds(config), "started": started}
-    return _finish(work(_source(data), config, callbacks=Callbacks(on_step, on_evaluation), **about))
+    caller = _caller(config, started, on_step, on_evaluation)
+    return _finish(work(_source(data), config, caller=caller))
 
 
 @takes(FinetuneConfig)
@@ -123,15 +122,15 @@ def finetune(
     """Fit a trained model to other data as `train` does; on a suite of data sets, return a row for each."""
     started = _now()
     from vitreous.evals.suite import is_suite
-    from vitreous.training import Callbacks, suite
     from vitreous.training import finetune as work
+    from vitreous.training import suite
 
     config = from_keywords(FinetuneConfig, options, "finetune")
     source, opened = os.fspath(checkpoint), _source(data)
     if isinstance(opened, str) and is_suite(opened):
         return Figures(suite(source, opened, config, after=_write_report))
-    about: dict[str, Any] = {"afterwards": _report_seconds(config), "started": started}
-    return _finish(work(source, opened, config, callbacks=Callbacks(on_step, on_evaluation), **about))
+    caller = _caller(config, started, on_step, on_evaluation)
+    return _finish(work(source, opened, config, caller=caller))
 
 
 @takes(DistillConfig)
@@ -145,13 +144,11 @@ def distill(
 ) -> Run:
     """Teach a student what a trained model knows: its answers, or its features, without labels."""
     started = _now()
-    from vitreous.training import Callbacks
     from vitreous.training import distill as work
 
     config = from_keywords(DistillConfig, options, "distill")
-    callbacks = Callbacks(on_step, on_evaluation)
-    about: dict[str, Any] = {"afterwards": _report_seconds(config), "started": started}
-    return _finish(work(os.fspath(teacher), _source(data), config, callbacks=callbacks, **about))
+    caller = _caller(config, started, on_step, on_evaluation)
+    return _finish(work(os.fspath(teacher), _source(data), config, caller=caller))
 
 
 @takes(PretrainConfig)
@@ -164,13 +161,11 @@ def pretrain(
 ) -> Run:
     """Teach a model what pictures look like, without labels; labels, where there are any, only watch."""
     started = _now()
-    from vitreous.training import Callbacks
     from vitreous.training import pretrain as work
 
     config = from_keywords(PretrainConfig, options, "pretrain")
-    callbacks = Callbacks(on_step, on_evaluation)
-    about: dict[str, Any] = {"afterwards": _report_seconds(config), "started": started}
-    return _finish(work(_source(data), config, callbacks=callbacks, **about))
+    caller = _caller(config, started, on_step, on_evaluation)
+    return _finish(work(_source(data), config, caller=caller))
 
 
 def _source(data: Data) -> "str | InMemory":
@@ -187,11 +182,16 @@ def _now() -> float:
     return time.monotonic() if command_started is None else command_started
 
 
-def _report_seconds(config: TrainConfig) -> float:
+def _caller(
+    config: TrainConfig, started: float, on_step: "Callback | None", on_evaluation: "Callback | None"
+) -> "Caller":
+    """Return what a run needs to know of this process, which writes a report when the run has ended."""
+    from vitreous.training import Caller
     from vitreous.training.plan import seconds
 
     budget = None if config.time_budget is None else seconds(config.time_budget)
-    return REPORT_SECONDS if budget is None else min(REPORT_SECONDS, budget / 6)
+    afterwards = REPORT_SECONDS if budget is None else min(REPORT_SECONDS, budget / 6)
+    return Caller(on_step, on_evaluation, started, afterwards)
 
 
 def _finish(result: "Result") -> Run:

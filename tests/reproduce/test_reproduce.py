@@ -19,7 +19,7 @@ from vitreous.options import from_keywords
 from vitreous.reproduce import points as runs
 from vitreous.reproduce.catalogue import EXPERIMENTS
 from vitreous.reproduce.experiment import Point
-from vitreous.training import Callbacks
+from vitreous.training import Caller
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -97,7 +97,7 @@ def test_a_stopped_experiment_goes_on_where_it_was(
 
     def stopped(data: Any, options: Any, **about: Any) -> Any:
         if len(calls) == 2:
-            about["callbacks"] = Callbacks(on_step=_interrupt)  # in the middle of the third run
+            about["caller"] = Caller(on_step=_interrupt)  # in the middle of the third run
         return counted(data, options, **about)
 
     options = {"data": small, "epochs": 1, "out": tmp_path}

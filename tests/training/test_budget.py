@@ -19,7 +19,7 @@ from tests.training.runs import OPTIONS, records, run
 from vitreous import parallel
 from vitreous.data import Batch, Loader
 from vitreous.evals.outputs import Inference
-from vitreous.training import loop, train
+from vitreous.training import Caller, loop, train
 from vitreous.training.clock import EVALUATIONS, Clock, evaluation_due, fit
 from vitreous.training.gradients import Gradients
 from vitreous.training.state import Position
@@ -187,7 +187,7 @@ def test_a_budget_counts_from_the_start_of_the_command(
     clock = Time(monkeypatch)
     taken = paced(monkeypatch, clock, lambda _: 1.0, 0.01)
     options = replace(OPTIONS, out=str(tmp_path), epochs=None, time_budget="60s")
-    train(data, options, started=clock.now - 20, afterwards=10.0)
+    train(data, options, caller=Caller(started=clock.now - 20, afterwards=10.0))
     assert 27 < clock.now - 1000 < 30 and len(taken) > 20  # of forty seconds the caller needs ten
 
 

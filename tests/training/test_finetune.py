@@ -6,7 +6,6 @@ import sys
 import time
 from copy import deepcopy
 from dataclasses import replace
-from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,7 @@ from vitreous.export import export
 from vitreous.models import adapt, zoo
 from vitreous.models.architecture import ViTConfig
 from vitreous.predict import Classifier
-from vitreous.training import finetune, recipes, suite, tuning
+from vitreous.training import Caller, finetune, recipes, suite, tuning
 from vitreous.training.defaults import Facts, Pretrained, choose
 from vitreous.training.plan import Plan
 
@@ -152,15 +151,14 @@ def test_a_budget_begins_with_the_command_and_ends_with_it(
 ) -> None:
     """Reading the model is part of it, and so is what the caller does at the end."""
     given: list[dict[str, Any]] = []
-    usual = {name: each.default for name, each in signature(MODULE.train).parameters.items()}
     monkeypatch.setattr(MODULE, "train", lambda *_, **options: given.append(options))
     file, options = source.save(tmp_path / "source.safetensors"), FinetuneConfig(device="cpu")
-    finetune(str(file), data, options, started=5.0, afterwards=7.0)
+    caller = Caller(started=5.0, afterwards=7.0)
+    finetune(str(file), data, options, caller=caller)
     before = time.monotonic()
     finetune(str(file), data, options)
-    assert (given[0]["started"], given[0]["afterwards"]) == (5.0, 7.0)
-    assert before <= given[1]["started"] <= time.monotonic()
-    assert given[1]["afterwards"] == usual["afterwards"]
+    assert given[0]["caller"] is caller
+    assert before <= given[1]["caller"].started <= time.monotonic()
 
 
 def test_each_task_of_a_suite_has_its_folder_limit_and_figure(

@@ -14,7 +14,7 @@ from vitreous.config import TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import OptionError, VitreousError
 from vitreous.models import zoo
-from vitreous.training import initial, transfer
+from vitreous.training import Caller, initial, transfer
 
 FRUITS = "tests/fixtures/fruits"
 SEALED = "tests/fixtures/sealed_v1.safetensors"
@@ -169,7 +169,8 @@ def test_the_time_that_was_spent_before_counts(monkeypatch: pytest.MonkeyPatch) 
     told: dict[str, Any] = {}
     monkeypatch.setattr(initial.loop, "train", lambda *_, **about: told.update(about))
     monkeypatch.setattr(initial, "finetune", lambda *_, **about: told.update(about))
+    caller = Caller(started=12.5, afterwards=3.0)
     for data in ("digits", FRUITS):
         told.clear()
-        initial.train(data, TrainConfig(), started=12.5, afterwards=3.0)
-        assert (told["started"], told["afterwards"]) == (12.5, 3.0)
+        initial.train(data, TrainConfig(), caller=caller)
+        assert told["caller"] is caller

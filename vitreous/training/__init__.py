@@ -10,11 +10,11 @@ log        what is shown and journalled
 results    what a run leaves behind
 """
 
-from vitreous.training.callbacks import Callbacks
+from vitreous.training.caller import Caller
 from vitreous.training.distill import distill
 from vitreous.training.finetune import finetune, suite
 from vitreous.training.initial import train
 from vitreous.training.pretrain import pretrain
 from vitreous.training.results import Result
 
-__all__ = ["Callbacks", "Result", "distill", "finetune", "pretrain", "suite", "train"]
+__all__ = ["Caller", "Result", "distill", "finetune", "pretrain", "suite", "train"]

@@ -1,6 +1,5 @@
 """`vitreous distill`: a student learns from a teacher, through the same loop as training."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from vitreous.errors import OptionError
 from vitreous.objectives.distill import class_columns
 from vitreous.predict import Classifier, load
 from vitreous.training import setup
-from vitreous.training.callbacks import NONE, Callbacks
+from vitreous.training.caller import Caller
 from vitreous.training.loop import train
 from vitreous.training.plan import Task
 from vitreous.training.results import Result
@@ -24,15 +23,13 @@ def distill(
     dataset: Dataset | None = None,
     *,
     shape: Mapping[str, Any] | None = None,
-    afterwards: float = 0.5,
-    started: float | None = None,
-    callbacks: Callbacks = NONE,
+    caller: Caller | None = None,
 ) -> Result:
     """Teach a student what the model at `teacher` knows, or go on with a run that was stopped.
 
     `shape`: fields of the student's configuration, beyond the options.
     """
-    started = time.monotonic() if started is None else started
+    caller = caller or Caller()
     _check(options)
     if dataset is None:
         labelled = options.match != "features"
@@ -54,8 +51,7 @@ def distill(
         verb="distill",
         arguments=(teacher,),
     )
-    about: dict[str, Any] = {"afterwards": afterwards, "started": started, "callbacks": callbacks}
-    return train(data, options, task=task, dataset=dataset, **about)
+    return train(data, options, task=task, dataset=dataset, caller=caller)
 
 
 def _check(options: DistillConfig) -> None:

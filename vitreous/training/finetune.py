@@ -4,7 +4,6 @@ The paper's procedure (section 3.2): the head is removed for a D x K layer of ze
 often at a higher resolution with positions interpolated in 2D.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from vitreous.models import adapt
 from vitreous.models.architecture import pair
 from vitreous.predict import load
 from vitreous.training import setup, tuning
-from vitreous.training.callbacks import NONE, Callbacks
+from vitreous.training.caller import Caller
 from vitreous.training.defaults import Pretrained
 from vitreous.training.loop import train
 from vitreous.training.results import Result
@@ -33,15 +32,13 @@ def finetune(
     dataset: Dataset | None = None,
     *,
     by_train: bool = False,
-    afterwards: float = 0.5,
-    started: float | None = None,
-    callbacks: Callbacks = NONE,
+    caller: Caller | None = None,
 ) -> Result:
     """Fit the model at `source` to the data, or go on with a run that was stopped.
 
     `by_train`: for `vitreous train`, where the time decides what learns, and at which image size.
     """
-    started = time.monotonic() if started is None else started
+    caller = caller or Caller()
     if options.tune is not None:
         tuning.parse(options.tune)  # before anything is read or written
     if options.model is not None:
@@ -76,8 +73,7 @@ def finetune(
     if parallel.is_main():
         for line in changes:
             console.note(f"  {line}")
-    about: dict[str, Any] = {"afterwards": afterwards, "started": started, "callbacks": callbacks}
-    return train(data, options, dataset=dataset, start=start, **about)
+    return train(data, options, dataset=dataset, start=start, caller=caller)
 
 
 def suite(source: str, data: str, options: FinetuneConfig, after: Callable[[Result], None]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 A Vision Transformer learns little from few pictures; features that were learned elsewhere mend that.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import takewhile
@@ -17,7 +16,7 @@ from vitreous.config import FinetuneConfig, TrainConfig
 from vitreous.data import Dataset, InMemory, Split, open_data
 from vitreous.errors import DataError, OptionError
 from vitreous.training import folder, loop, setup
-from vitreous.training.callbacks import NONE, Callbacks
+from vitreous.training.caller import Caller
 from vitreous.training.finetune import finetune
 from vitreous.training.plan import SUPERVISED
 from vitreous.training.results import Result
@@ -42,31 +41,28 @@ def train(
     make_objective: objectives.Build | None = None,
     dataset: Dataset | None = None,
     shape: Mapping[str, Any] | None = None,
-    afterwards: float = 0.5,
-    started: float | None = None,
-    callbacks: Callbacks = NONE,
+    caller: Caller | None = None,
 ) -> Result:
     """Train a classifier on the data, or go on with a run that was stopped; return its folder and figures.
 
     A task of one's own (`make_objective`) is learned from scratch, and so is a model whose `shape` is given:
     fields of its configuration, beyond the options. The rest is as in `loop.train`.
     """
-    started = time.monotonic() if started is None else started
-    about: dict[str, Any] = {"afterwards": afterwards, "started": started, "callbacks": callbacks}
+    caller = caller or Caller()
     setup.check_options(options)
     if make_objective is not None:
-        return loop.train(data, options, make_objective=make_objective, dataset=dataset, **about)
+        return loop.train(data, options, make_objective=make_objective, dataset=dataset, caller=caller)
     if dataset is None:
         dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
     if shape:
-        about["task"] = replace(SUPERVISED, asked=dict(shape))
-        return loop.train(data, options, dataset=dataset, **about)
+        task = replace(SUPERVISED, asked=dict(shape))
+        return loop.train(data, options, dataset=dataset, task=task, caller=caller)
     source, reason = starting_point(options, dataset)
     if source is None or (options.init is None and began_from_scratch(str(data), options, dataset)):
-        return loop.train(data, options, dataset=dataset, **about)
+        return loop.train(data, options, dataset=dataset, caller=caller)
     if parallel.is_main():
         console.note(f"init: {source} ({reason})")
-    return finetune(source, data, transferring(options), dataset, by_train=True, **about)
+    return finetune(source, data, transferring(options), dataset, by_train=True, caller=caller)
 
 
 def starting_point(options: TrainConfig, dataset: Dataset) -> tuple[str | None, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from vitreous import console, parallel
 from vitreous.config import TrainConfig
 from vitreous.data import Loader
-from vitreous.training.callbacks import NONE, Callbacks
+from vitreous.training.caller import Caller
 from vitreous.training.journal import Journal
 
 EVERY = 100
@@ -31,7 +31,7 @@ class Log:
         images: int,
         per_epoch: int,
         about: Mapping[str, Any],
-        callbacks: Callbacks = NONE,
+        caller: Caller | None = None,
         warm: int = 0,
     ) -> None:
         """`images` are in a batch, `per_epoch` batches in an epoch; `about` is what other trackers show.
@@ -39,7 +39,7 @@ class Log:
         The first `warm` steps of this process compile, and don't count for its speed.
         """
         self.world, self.images, self.per_epoch = world, images, per_epoch
-        self.callbacks = callbacks if world.is_main else NONE
+        self.caller = caller if caller and world.is_main else Caller()
         self.sums: dict[str, float] = {}
         self.means: dict[str, float] = {}
         """Of the latest record, over all ranks."""
@@ -102,7 +102,7 @@ class Log:
             if name != "refused"
         }
         epoch = round(step / self.per_epoch, 4)
-        self.callbacks.step({"step": step, "steps": steps, "epoch": epoch, "lr": lr, **whole})
+        self.caller.step({"step": step, "steps": steps, "epoch": epoch, "lr": lr, **whole})
 
     def _record(self, step: int, lr: float, norm: float) -> None:
         totals = parallel.total(dict(sorted(self.sums.items())), self.world)
@@ -195,4 +195,4 @@ class Log:
         if self.journal:
             rounded = {name: round(value, 6) for name, value in figures.items()}
             self.journal.write({"step": step, "split": split, **rounded})
-        self.callbacks.evaluation({"step": step, "split": split, **figures})
+        self.caller.evaluation({"step": step, "split": split, **figures})

@@ -4,7 +4,6 @@ A run is a function of its plan: order, augmentation and dropout follow from (se
 from the step. A checkpoint therefore holds weights, optimizer state, their average, and a few numbers.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -37,9 +36,9 @@ from vitreous.training import (
     tuning,
 )
 from vitreous.training import folder as run_folder
-from vitreous.training.callbacks import NONE, Callbacks
+from vitreous.training.caller import Caller
 from vitreous.training.capture import CapturedStep
-from vitreous.training.checkpoints import Checkpoints
+from vitreous.training.checkpoints import Checkpoints, Saved
 from vitreous.training.clock import Clock
 from vitreous.training.extension import Stage
 from vitreous.training.gradients import Gradients
@@ -66,20 +65,16 @@ def train(
     start: Start | None = None,
     task: Task = SUPERVISED,
     dataset: Dataset | None = None,
-    afterwards: float = 0.5,
-    started: float | None = None,
-    callbacks: Callbacks = NONE,
+    caller: Caller | None = None,
     watch: Watch | None = None,
 ) -> Result:
     """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
 
     Without a `start` the model is fresh; with one it is trained already, and all or part of it learns on.
     `task` says what is learned, where that is not the labels.
-    `dataset` is what `data` names, where it is open already. `afterwards`: seconds of a time budget that the
-    caller needs when this has returned; `started`: when it began, by `time.monotonic`, if not now.
-    `callbacks` are told of steps and evaluations; `watch` looks at what evaluations find.
+    `dataset` is what `data` names, where it is open already. `watch` looks at what evaluations find.
     """
-    started = time.monotonic() if started is None else started
+    caller = caller or Caller()
     setup.check_options(options)
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
@@ -117,7 +112,7 @@ def train(
         training.build(make_objective or objectives.builder(plan.objective), start)
         stack.callback(training.close)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        training.take_up(started, afterwards, callbacks)
+        training.take_up(caller)
         with training.log:
             training.run()
             training.checkpoints.wait()
@@ -255,35 +250,18 @@ class Training:
         self.checkpoints.close()
         del self.loader, self.validation
 
-    def take_up(self, started: float, afterwards: float, callbacks: Callbacks = NONE) -> None:
-        """Go to the newest checkpoint that is intact, or to the start."""
+    def take_up(self, caller: Caller) -> None:
+        """Go to the newest checkpoint that is intact, or to the start; begin to measure and to write down."""
         plan, per_epoch, stage = self.plan, self.loader.steps_per_epoch, self.stage
-        self.position = Position(steps=(stage.epochs or 0) * per_epoch)
         saved = self.checkpoints.newest()
-        if saved is None and stage.start:
-            raise ResumeError(f"{self.folder / 'resume'} holds no state to go on from: use finetune instead")
-        begins = saved is None
-        if saved is None:
-            threads.settle(self.objective.model, plan, self.world)
-        else:
-            threads.keep(saved.values)
-            self.position = Position.from_json(saved.values)
-            self.state.restore(self.checkpoints, saved)
-            begins = 0 < stage.start >= self.position.step
-            if begins:
-                self.position.steps = stage.start + (stage.epochs or 0) * per_epoch
-                self.position.share, self.position.seconds = 0.0, stage.spent
-                parallel.on_main(lambda: extension.begin(self.folder, self.stages), self.world)
-                self.note(extension.describe(plan, stage))
-            else:
-                self.note(f"going on from step {self.position.step:,} of {self.position.steps:,}")
+        begins = self._restore(saved)
         after = len(self.dataset.splits.get("test", ())) + min(advice.SAMPLE, len(self.loader.split))
         self.clock = Clock(
-            started,
+            caller.started,
             self.position.seconds - stage.spent,
             stage.seconds,
             tests=after / len(self.validation.split) if self.validation else 0.0,
-            afterwards=afterwards,
+            afterwards=caller.afterwards,
         )
         self.clock.saved(self.position.step)
         self.best = results.best_score(self)
@@ -299,13 +277,36 @@ class Training:
             images=self.step.gradients.images,
             per_epoch=per_epoch,
             about=plan.to_json(),
-            callbacks=callbacks,
+            caller=caller,
             warm=1 + self.lag,
         )
         if saved is None:
             self.save()  # a rollback always has one to go back to
         else:
             self.log.go_on_with(saved.values.get("running", {}))
+
+    def _restore(self, saved: Saved | None) -> bool:
+        """Go to where a checkpoint was taken, or to the start; tell whether a stage of the run begins."""
+        plan, per_epoch, stage = self.plan, self.loader.steps_per_epoch, self.stage
+        self.position = Position(steps=(stage.epochs or 0) * per_epoch)
+        if saved is None:
+            if stage.start:
+                raise ResumeError(
+                    f"{self.folder / 'resume'} holds no state to go on from: use finetune instead"
+                )
+            threads.settle(self.objective.model, plan, self.world)
+            return True
+        threads.keep(saved.values)
+        self.position = Position.from_json(saved.values)
+        self.state.restore(self.checkpoints, saved)
+        if not 0 < stage.start >= self.position.step:
+            self.note(f"going on from step {self.position.step:,} of {self.position.steps:,}")
+            return False
+        self.position.steps = stage.start + (stage.epochs or 0) * per_epoch
+        self.position.share, self.position.seconds = 0.0, stage.spent
+        parallel.on_main(lambda: extension.begin(self.folder, self.stages), self.world)
+        self.note(extension.describe(plan, stage))
+        return True
 
     def plan_budget(self, budget: float) -> None:
         """Time a few steps that move nothing, and plan for as many as fit."""

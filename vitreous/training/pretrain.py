@@ -1,6 +1,5 @@
 """`vitreous pretrain`: a model learns from pictures alone, through the same loop as training."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import sqrt
@@ -12,7 +11,7 @@ from vitreous.errors import DataError, OptionError
 from vitreous.models.architecture import ViTConfig, pair
 from vitreous.predict import load
 from vitreous.training import defaults, setup
-from vitreous.training.callbacks import NONE, Callbacks
+from vitreous.training.caller import Caller
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.loop import train
 from vitreous.training.plan import Plan, Task
@@ -32,15 +31,13 @@ def pretrain(
     options: PretrainConfig,
     *,
     shape: Mapping[str, Any] | None = None,
-    afterwards: float = 0.5,
-    started: float | None = None,
-    callbacks: Callbacks = NONE,
+    caller: Caller | None = None,
 ) -> Result:
     """Teach a model what pictures look like, or go on with a run that was stopped.
 
     `shape`: fields of the model's configuration, beyond the options.
     """
-    started = time.monotonic() if started is None else started
+    caller = caller or Caller()
     _check(options)
     dataset = open_pictures(data, options)
     task = Task(
@@ -53,9 +50,9 @@ def pretrain(
         recipe=recipe,
         fill=lambda plan: filled(options, plan),
     )
-    about: dict[str, Any] = {"afterwards": afterwards, "started": started, "callbacks": callbacks}
-    about["watch"] = Watch(stop=options.on_collapse == "stop", preview=options.preview)
-    return train(data, options, task=task, dataset=dataset, start=_start(options), **about)
+    watch = Watch(stop=options.on_collapse == "stop", preview=options.preview)
+    start = _start(options)
+    return train(data, options, task=task, dataset=dataset, start=start, caller=caller, watch=watch)
 
 
 def open_pictures(data: str | InMemory, options: PretrainConfig) -> Dataset:

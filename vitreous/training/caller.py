@@ -1,11 +1,12 @@
-"""What a Python program wants to hear of a run as it goes: functions that are called with figures. No torch.
+"""Who asked for a run: when they began, what they still do after it, and what they want to hear. No torch.
 
-They are called when the loop has read the figures anyway, on a GPU some steps later: no step waits for their
-sake. While they run, the run waits.
+Their functions are called when the loop has read the figures anyway, on a GPU some steps later: no step waits
+for their sake. While they run, the run waits.
 """
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vitreous.errors import CallbackError
@@ -14,13 +15,17 @@ Callback = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
-class Callbacks:
-    """Functions for a dashboard of one's own, each called with a dictionary; in the process that prints."""
+class Caller:
+    """A verb, or a Python program that may have a dashboard of its own, told in the process that prints."""
 
     on_step: Callback | None = None
     """After each step: step, steps, epoch, lr, loss, what else the task measures, gradient_norm."""
     on_evaluation: Callback | None = None
     """After each evaluation: step, split (val, at the end test) and its figures."""
+    started: float = field(default_factory=time.monotonic)
+    """When it began, by `time.monotonic`: a time budget counts from there."""
+    afterwards: float = 0.5
+    """Seconds of a time budget that it needs when the run has ended."""
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Tell of a step."""
@@ -41,6 +46,3 @@ class Callbacks:
                 f"the callback {name} raised {type(error).__name__} at step {record['step']:,}: {reason}; "
                 "mend it, and the same call goes on from the last checkpoint"
             ) from error
-
-
-NONE = Callbacks()
