@@ -21,7 +21,8 @@ def test_a_run_of_the_first_version_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "v1" / "run"
     result = run(str(tmp_path / "v1" / "stripes.npz"), folder, epochs=4, save_every=5, keep=1)
     assert result.figures["steps"] == 12
-    assert_same_weights(weights(folder), load_file(FIXTURES / "run_v1" / "expected_last.safetensors"))
+    expected = load_file(FIXTURES / "run_v1" / "expected_last.safetensors")
+    assert_same_weights(weights(folder), expected, 1e-4)  # it was an AVX2 processor: others sum otherwise
     assert [record["step"] for record in records(folder, "train")] == [3, 6, 9, 12]
     recipe = checkpoint.read(folder / "best.safetensors").about["recipe"]
     assert recipe["seed"] == 0 and recipe["warmup"] == 0.1  # which its plan did not hold

@@ -308,6 +308,11 @@ def test_several_labels_from_training_to_prediction(
         results["test"]["mean_average_precision"], abs=1e-6
     )
     assert before["accuracy"] == pytest.approx(results["test"]["accuracy"], abs=1e-6)
+    classifier = vitreous.load(best)
+    with torch.no_grad():  # every second label is given too often, so there is something to calibrate
+        classifier.model.head.bias[::2] += 3.0
+    classifier.save(Path(best))
+    before = evaluate(best, str(pairs), EvaluateConfig())
     after = evaluate(best, str(pairs), EvaluateConfig(calibrate=True, out=str(tmp_path / "page")))
     assert after["f1"] > before["f1"]
     assert cli.main(["evaluate", best, str(pairs), "--out", str(tmp_path / "page"), "--compare", best]) == 0

@@ -22,7 +22,7 @@ class Caller:
     """After each step: step, steps, epoch, lr, loss, what else the task measures, gradient_norm."""
     on_evaluation: Callback | None = None
     """After each evaluation: step, split (val, at the end test) and its figures."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
     """When it began, by `time.monotonic`: a time budget counts from there."""
     afterwards: float = 0.5
     """Seconds of a time budget that it needs when the run has ended."""
