@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests import ranks
 from tests.tiny import Tiny, batch
-from vitreous import optim
+from vitreous import muon, optim
 from vitreous.muon import Muon, orthogonalize
 
 SHAPES = [(48, 16), (16, 16), (64, 16), (16, 64)]
@@ -44,8 +44,22 @@ def test_orthogonal_rows_come_out() -> None:
     assert orthogonalize(torch.zeros(2, 4, 6)).abs().max() == 0
 
 
+def test_a_cpu_computes_in_float32_and_a_gpu_in_bf16() -> None:
+    assert muon.precision(torch.device("cuda")) == torch.bfloat16
+    torch.manual_seed(0)
+    given = torch.randn(3, 16, 48)
+    exact = given.double() / given.double().norm(dim=(1, 2), keepdim=True)
+    for _ in range(muon.STEPS):
+        gram = exact @ exact.mT
+        exact = muon.A * exact + (muon.B * gram + muon.C * gram @ gram) @ exact
+    ours = orthogonalize(given)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), exact, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_steps_are_torchs(nesterov: bool) -> None:
+def test_steps_are_torchs(nesterov: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "precision", lambda _: torch.bfloat16)  # torch's own, whatever the device
     ours, theirs = matrices(), matrices()
     mine = Muon(groups(ours), nesterov=nesterov)
     reference = torch.optim.Muon(groups(theirs), nesterov=nesterov, adjust_lr_fn="match_rms_adamw")
@@ -132,8 +146,7 @@ def _step_shards() -> None:
             reference.step()
         for part, whole in zip(split, theirs, strict=True):
             assert isinstance(part.data, DTensor) and part.to_local().shape[0] * 2 == whole.shape[0]
-            # Sums over ranks are rounded to bf16 too
-            torch.testing.assert_close(part.full_tensor(), whole.data, rtol=0, atol=1e-2)
+            torch.testing.assert_close(part.full_tensor(), whole.data, rtol=0, atol=1e-5)
             state, expected = mine.state[part]["momentum_buffer"], reference.state[whole]["momentum_buffer"]
             torch.testing.assert_close(state.full_tensor(), expected)
         before = [part.to_local().clone() for part in split]
@@ -177,8 +190,9 @@ def trained(model: nn.Module, optimizers: list[torch.optim.Optimizer], step: int
         optimizer.step()
 
 
-def test_old_checkpoints_go_on() -> None:
+def test_old_checkpoints_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch's Muon left behind under the same names is what ours starts from."""
+    monkeypatch.setattr(muon, "precision", lambda _: torch.bfloat16)
     torch.manual_seed(0)
     model = Tiny()
     hidden = {n: p for n, p in model.named_parameters() if n.startswith("blocks.") and p.ndim == 2}

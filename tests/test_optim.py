@@ -15,7 +15,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.tiny import Tiny, batch
-from vitreous import optim
+from vitreous import muon, optim
 from vitreous.errors import OptionError
 
 
@@ -59,15 +59,16 @@ def torchs(model: nn.Module, name: str, lr: float, weight_decay: float) -> list[
         return [torch.optim.SGD(groups, lr, momentum=0.9, foreach=False)]
     hidden = [p for n, p in named.items() if n.startswith("blocks.") and p.ndim == 2]
     groups[0]["params"] = [p for p in decayed if all(p is not h for h in hidden)]
-    muon = torch.optim.Muon(
+    matrices = torch.optim.Muon(
         hidden, lr, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
     )
     # Fused, as ours: Muon computes in bf16, where a last digit of the gradient is enough to round otherwise.
-    return [torch.optim.AdamW(groups, lr, fused=True), muon]
+    return [torch.optim.AdamW(groups, lr, fused=True), matrices]
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "muon"])
-def test_every_step_is_torchs(name: str) -> None:
+def test_every_step_is_torchs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(muon, "precision", lambda _: torch.bfloat16)  # torch's own, whatever the device
     ours, theirs = twins()
     optimizers = optim.build(ours.named_parameters(), name, lr=0.01, weight_decay=0.1)  # type: ignore[arg-type]
     references = torchs(theirs, name, 0.01, 0.1)

@@ -94,7 +94,7 @@ def test_hardware_and_data_matter() -> None:
     several = choose(TrainConfig(), replace(CIFAR, multilabel=True))
     assert several.loss == "sigmoid" and several.label_smoothing == 0.0
     assert choose(TrainConfig(optimizer="sgd"), CIFAR).weight_decay == 0.0  # the paper's fine-tuning
-    photos = vit(choose(TrainConfig(), PHOTOS))
+    photos = vit(choose(TrainConfig(), replace(PHOTOS, device="cuda")))
     assert photos.patch_size == (16, 16) and max(photos.image_size) <= 224
     wide = vit(choose(TrainConfig(), replace(CIFAR, size=(28, 40))))
     assert wide.image_size == (40, 60)
@@ -105,14 +105,45 @@ def test_hardware_and_data_matter() -> None:
     ("side", "patch", "on_cpu", "on_gpu"),
     [
         *[(7, 1, 7, 7), (8, 2, 8, 8), (23, 2, 24, 24), (24, 4, 24, 36), (39, 4, 40, 40), (47, 4, 48, 48)],
-        *[(16, 2, 16, 24), (32, 4, 32, 48), (48, 8, 48, 72), (64, 8, 64, 96), (65, 8, 64, 64)],
-        *[(95, 8, 96, 96), (96, 16, 96, 96), (129, 16, 128, 128), (224, 16, 128, 224), (300, 16, 128, 224)],
+        *[
+            (16, 2, 16, 24),
+            (32, 4, 32, 48),
+            (48, 8, 48, 72),
+            (64, 8, 64, 96),
+            (65, 8, 64, 64),
+            (95, 8, 64, 96),
+        ],
+        *[(96, 16, 64, 96), (129, 16, 64, 128), (224, 16, 64, 224), (300, 16, 64, 224)],
     ],
 )
 def test_patches_and_sizes_by_the_images(side: int, patch: int, on_cpu: int, on_gpu: int) -> None:
     for device, expected in (("cpu", on_cpu), ("cuda", on_gpu)):
         config = vit(choose(TrainConfig(), replace(CIFAR, size=(side, side), device=device)))
-        assert (config.patch_size, config.image_size) == ((patch, patch), (expected, expected))
+        wanted = min(patch, 8) if device == "cpu" else patch  # no image is larger there than 64 pixels
+        assert (config.patch_size, config.image_size) == ((wanted, wanted), (expected, expected))
+
+
+def test_a_size_that_is_asked_for_sets_the_other_on_a_cpu() -> None:
+    photographs = replace(CIFAR, size=(300, 400), device="cpu")
+    for asked in ({"patch_size": (16,)}, {"image_size": (128,)}):
+        config = vit(choose(TrainConfig(**asked), photographs))
+        assert (config.patch_size, config.image_size) == ((16, 16), (128, 128))
+    fine = vit(choose(TrainConfig(patch_size=(4,)), photographs))
+    assert fine.image_size == (64, 64)
+
+
+def test_muon_is_for_few_steps_from_scratch() -> None:
+    """On a CPU, unless the images are very small, the model is trained already, or another is asked for."""
+    small = replace(CIFAR, device="cpu", size=(16, 20))
+    plan = choose(TrainConfig(), small)
+    assert plan.optimizer == "muon" and "few steps" in plan.reasons["optimizer"]
+    assert choose(TrainConfig(), replace(small, size=(15, 20))).optimizer == "adamw"
+    assert choose(TrainConfig(), replace(small, device="mps")).optimizer == "adamw"
+    assert choose(TrainConfig(optimizer="adam"), small).optimizer == "adam"
+    for named in ("resnetv2_50x1_bit", "ViT-Ti/16"):
+        assert choose(TrainConfig(model=named), small).optimizer == "adamw"
+    trained = Pretrained(architecture=plan.architecture, preprocessing=plan.preprocessing)
+    assert choose(TrainConfig(), small, trained).optimizer == "adamw"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +204,7 @@ def test_small_images_that_a_gpu_sees_often(
     assert choose(TrainConfig(optimizer="adamw"), facts).weight_decay == 0.05
     assert choose(TrainConfig(batch_size=512), facts).lr == pytest.approx(1.5e-3)
     for other in ({"device": "cpu"}, {"size": (96, 96)}, {"images": 9_999}, {"images": 200_000}):
-        assert choose(TrainConfig(), replace(facts, **other)).optimizer == "adamw"
+        assert choose(TrainConfig(), replace(facts, **other)).weight_decay == 0.05
 
 
 def test_a_plain_vit_starts_mimetic_from_scratch() -> None:

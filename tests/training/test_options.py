@@ -21,7 +21,15 @@ from vitreous.training import Result, loaders, setup, train
 from vitreous.training.plan import NAMES, UNSEALED
 
 BASE = TrainConfig(
-    image_size=(16,), patch_size=(8,), epochs=2, batch_size=16, lr=2e-3, ema=0.0, augment="none", device="cpu"
+    image_size=(16,),
+    patch_size=(8,),
+    epochs=2,
+    batch_size=16,
+    optimizer="adamw",
+    lr=2e-3,
+    ema=0.0,
+    augment="none",
+    device="cpu",
 )
 # The option, another value, where the plan holds it, and what else it needs to matter.
 CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [

@@ -19,6 +19,10 @@ from vitreous.training.recipes import SHORT, Recipe
 Value = TypeVar("Value")
 MIMETIC_PATCHES = 36
 """From so many patches on a ViT starts as trained ones turn out: on a smaller grid all is near."""
+SMALLEST = 16
+"""Side of an image below which it is too small to crop, and learned in a few hundred steps."""
+MOST_PIXELS = {"cuda": 224, "mps": 128, "cpu": 64}
+"""Side of the largest image that a model made here sees, unless larger patches were asked for."""
 FITS: dict[str, Resize] = {"cover": "cover", "pad": "pad", "stretch": "exact"}
 
 
@@ -97,7 +101,7 @@ def choose(
         preprocessing = replace(preprocessing, resize=resize)
     many = f"{facts.images:,} images"
     batch = pick("batch_size", options.batch_size, batch_size(facts), f"{many}: enough steps in an epoch")
-    optimizer: Optimizer = pick("optimizer", options.optimizer, "adamw")
+    optimizer = _optimizer(options, facts, model, pretrained is not None, pick)
     lr = _learning_rate(options, optimizer, model, batch, pick)
     small, several = facts.images < 50_000, facts.multilabel
     plan = Plan(
@@ -162,6 +166,16 @@ def _duration(options: TrainConfig, facts: Facts, pick: _Chooser) -> tuple[int |
     ), None
 
 
+def _optimizer(
+    options: TrainConfig, facts: Facts, model: Architecture, trained: bool, pick: _Chooser
+) -> Optimizer:
+    """Return Muon for a model made here for a CPU, which takes few steps; very small images need no more."""
+    made = options.model is None and not trained and model.kind == "vit"
+    if made and facts.device == "cpu" and min(facts.size) >= SMALLEST:
+        return pick("optimizer", options.optimizer, "muon", "few steps on a CPU: it learns more from each")
+    return pick("optimizer", options.optimizer, "adamw")
+
+
 def _learning_rate(
     options: TrainConfig, optimizer: Optimizer, model: Architecture, batch: int, pick: _Chooser
 ) -> float:
@@ -191,7 +205,7 @@ def _architecture(
         pick.reasons["model"] = f"recipe {pick.recipe.source}"
         return architecture.override(pick.recipe.architecture, changes)
     if "patch_size" not in changes:
-        changes["patch_size"] = _patch_size(changes.get("image_size", facts.size), facts, pick)
+        changes["patch_size"] = _patch_size(changes.get("image_size"), facts, pick)
     if "image_size" not in changes:
         changes["image_size"] = _image_size(facts, changes["patch_size"], pick)
         if options.patch_size is None and _seen_often(facts, options) and not _short(budget):
@@ -204,16 +218,17 @@ def _architecture(
     return ViTConfig(**{**shape, "pooling": "gap", "class_token": False, **changes})
 
 
-def _patch_size(size: tuple[int, int], facts: Facts, pick: _Chooser) -> tuple[int, int]:
+def _patch_size(size: tuple[int, int] | None, facts: Facts, pick: _Chooser) -> tuple[int, int]:
     """Aim at some 50 to 200 patches: fewer see too little, more cost too much."""
-    side = min(size)
+    side = min(size) if size else min(*facts.size, MOST_PIXELS[facts.device])
+    size = size or facts.size
     patch = 1 if side < 8 else 2 if side < 24 else 4 if side < 48 else 8 if side < 96 else 16
     return pick("patch_size", None, (patch, patch), f"images of {size[0]}x{size[1]}")
 
 
 def _image_size(facts: Facts, patch: tuple[int, int], pick: _Chooser) -> tuple[int, int]:
     height, width = facts.size
-    most = 224 if facts.device == "cuda" else 128
+    most = min(224, max(MOST_PIXELS[facts.device], 8 * min(patch)))
     if min(height, width) <= most:
         fitted = (max(1, round(height / patch[0])) * patch[0], max(1, round(width / patch[1])) * patch[1])
         if max(fitted) <= 1.5 * min(fitted):
@@ -292,7 +307,7 @@ def _epochs(facts: Facts) -> int:
 def _augment(options: TrainConfig, facts: Facts, preprocessing: Preprocessing, pick: _Chooser) -> Augment:
     """Return the augmentation in full: a preset fitted to the images, with what the user set otherwise."""
     preset: str | Augment
-    if min(facts.size) < 16:
+    if min(facts.size) < SMALLEST:
         size = f"{facts.size[0]}x{facts.size[1]}"
         preset = pick("augment", options.augment, "mix", f"mix: images of {size} are too small to crop")
     elif facts.device == "cpu":
