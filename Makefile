@@ -9,10 +9,11 @@ BIN := $(VENV)/bin
 demo: $(READY)
 	$(BIN)/vitreous train digits --out runs/digits
 
-# Types are checked while the tests run, which often wait; what pyright says comes after them.
+# Types are checked while the tests run, which often wait; what pyright says comes after them. Compiled code is
+# kept, whatever the environment says: the tests start hundreds of processes.
 test: style browser
 	@$(BIN)/pyright > $(VENV)/pyright.log 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal; tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/pyright.log; [ $$tests = 0 ] && [ $$types = 0 ]
 
 lint: style
