@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,7 @@ def test_everything_is_written_and_nothing_is_changed(
         "train/china/03.png",
     ] in rows
     page = (tmp_path / "out" / "report.html").read_text()
+    assert len(set(re.findall(r'src="(data:[^"]+)"', page))) >= 7  # the exact copy looks as its first does
     assert page.count("<img ") >= 8 and "Copies" in page and "labelled china and flower" in page
     assert "in test and train" in page and "bad.png" in page
     assert f"vitreous clean {headless} {root} --out {tmp_path / 'out'}" in page

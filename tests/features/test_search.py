@@ -1,6 +1,7 @@
 """`vitreous search`: scikit-learn's neighbours, by the very model that made the index, and by no other."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,8 @@ def test_the_page_shows_the_pictures(indexed: Path, photos: Path, tmp_path: Path
     found = vitreous.search(indexed, [query, "missing.jpg"], top=2, out=tmp_path / "page")
     assert found.report == tmp_path / "page" / "report.html" and found.folder == tmp_path / "page"
     page = found.report.read_text()
+    drawn = re.findall(r'src="(data:[^"]+)"', page)
+    assert len(drawn) == 3 and drawn[0] == drawn[1] != drawn[2]  # the query, itself in the index, another
     assert page.count("<img ") == 3 and "the query" in page and "(the same picture)" in page
     assert f"vitreous search {indexed} {query} missing.jpg --top 2 --out" in page
     assert "No such file or directory" in page
