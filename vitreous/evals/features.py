@@ -9,6 +9,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -79,8 +80,8 @@ def _key(split: Split, model: str) -> str:
 
 def _read(path: Path) -> outputs.Outputs | None:
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             os.utime(path)
             return outputs.Outputs(kept["values"], kept["targets"], kept["indices"], {})
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None  # half a file of an older run: compute it again
