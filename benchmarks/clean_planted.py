@@ -42,7 +42,7 @@ def changed(path: Path, kind: str, generator: np.random.Generator) -> Image.Imag
         return image.crop((round(left), round(top), round(width - right), round(height - bottom)))
     if kind == "mirrored":
         return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return image.point(lambda value: min(255, round(1.15 * value + 8)))
+    return image.point([min(255, round(1.15 * value + 8)) for value in range(256)] * 3)
 
 
 class Planted:
