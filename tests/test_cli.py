@@ -18,10 +18,13 @@ from vitreous import api, cli
 from vitreous.cli import flags, verbs
 from vitreous.config import (
     BenchConfig,
+    CleanConfig,
+    EmbedConfig,
     EvaluateConfig,
     FinetuneConfig,
     PredictConfig,
     ProbeConfig,
+    SearchConfig,
     TrainConfig,
 )
 from vitreous.options import descriptions, from_keywords
@@ -125,7 +128,9 @@ def test_help_opens_with_two_examples_that_parse(
     assert len(called) == 2
 
 
-@pytest.mark.parametrize("config", [TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig, BenchConfig])
+@pytest.mark.parametrize(
+    "config", [TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig, BenchConfig, CleanConfig]
+)
 def test_every_field_of_a_large_config_has_a_group_and_a_description(config: type[Any]) -> None:
     groups = flags.grouped(config)
     placed = [name for names in groups.values() for name in names]
@@ -153,7 +158,11 @@ def test_options_stand_in_their_groups(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "config", [TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig, PredictConfig, BenchConfig]
+    "config",
+    [
+        *(TrainConfig, FinetuneConfig, EvaluateConfig, ProbeConfig, PredictConfig, BenchConfig),
+        *(EmbedConfig, SearchConfig, CleanConfig),
+    ],
 )
 def test_the_command_line_has_the_defaults_of_the_config(
     config: type[Any], monkeypatch: pytest.MonkeyPatch
@@ -190,6 +199,9 @@ WRITERS = {
     "evaluate": ["evaluate", "CKPT", "digits", "--out", "OUT"],
     "probe": ["probe", "CKPT", "digits", "--method", "knn", "--cache", "OUT"],
     "predict": ["predict", "CKPT", "IMAGE", "--out", "OUT/labels.csv"],
+    "embed": ["embed", "CKPT", "digits", "--out", "OUT/digits.npz"],
+    "search": ["search", "digits.npz", "IMAGE", "--out", "OUT"],
+    "clean": ["clean", "CKPT", "digits", "--out", "OUT"],
     "inspect": ["inspect", "CKPT", "--out", "OUT"],
     "export": ["export", "CKPT", "OUT/a.pt2"],
     "convert": ["convert", "CKPT", "OUT/a.safetensors", "--to", "vitreous"],

@@ -10,13 +10,16 @@ import pytest
 
 from vitreous.config import (
     BenchConfig,
+    CleanConfig,
     ConvertConfig,
+    EmbedConfig,
     EvaluateConfig,
     ExportConfig,
     FinetuneConfig,
     InspectConfig,
     PredictConfig,
     ProbeConfig,
+    SearchConfig,
     TrainConfig,
 )
 from vitreous.errors import OptionError
@@ -87,6 +90,9 @@ def test_a_tuple_of_fixed_length_is_counted() -> None:
         ExportConfig(pixels=True, images=("a.png", "b c.png"), precision="fp16"),
         InspectConfig(class_name="goldfish", patch=(0, 3), own_aspect=True),
         PredictConfig(top=3, abstain=0.25),
+        EmbedConfig(out="a b.npz", pooling="gap", layer=3, image_size=(64,)),
+        SearchConfig(top=3, others=True, checkpoint="runs/a", out="found", batch_size=8),
+        CleanConfig(top=7, out="found", seed=3, image_size=(48, 64)),
         BenchConfig(job=("load", "start"), model=("ViT-S/16",), batch_size=(1, 8), profile=True),
         BenchConfig(image_size=("224,256", 384), precision=("bf16",), against=("timm",), workers=2),
     ],

@@ -15,8 +15,10 @@ from vitreous import config
 
 CONFIGS: dict[str, type[Any]] = {
     "bench": config.BenchConfig,
+    "clean": config.CleanConfig,
     "convert": config.ConvertConfig,
     "distill": config.DistillConfig,
+    "embed": config.EmbedConfig,
     "evaluate": config.EvaluateConfig,
     "export": config.ExportConfig,
     "finetune": config.FinetuneConfig,
@@ -25,6 +27,7 @@ CONFIGS: dict[str, type[Any]] = {
     "pretrain": config.PretrainConfig,
     "probe": config.ProbeConfig,
     "reproduce": config.ReproduceConfig,
+    "search": config.SearchConfig,
     "train": config.TrainConfig,
 }
 
@@ -39,9 +42,11 @@ def test_the_public_names_are_these() -> None:
         "attention_maps",
         "bench",
         "check",
+        "clean",
         "convert",
         "create_model",
         "distill",
+        "embed",
         "evaluate",
         "export",
         "finetune",
@@ -52,6 +57,7 @@ def test_the_public_names_are_these() -> None:
         "pretrain",
         "probe",
         "reproduce",
+        "search",
         "train",
     ]
     for name in vitreous.__all__:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from vitreous.api import Run as Run
     from vitreous.api import bench as bench
     from vitreous.api import check as check
+    from vitreous.api import clean as clean
     from vitreous.api import convert as convert
     from vitreous.api import distill as distill
+    from vitreous.api import embed as embed
     from vitreous.api import evaluate as evaluate
     from vitreous.api import export as export
     from vitreous.api import finetune as finetune
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from vitreous.api import pretrain as pretrain
     from vitreous.api import probe as probe
     from vitreous.api import reproduce as reproduce
+    from vitreous.api import search as search
     from vitreous.api import train as train
     from vitreous.errors import VitreousError as VitreousError
     from vitreous.figures import Figures as Figures
@@ -41,9 +44,11 @@ _HOME = {
     "attention_maps": "vitreous.inspection",
     "bench": "vitreous.api",
     "check": "vitreous.api",
+    "clean": "vitreous.api",
     "convert": "vitreous.api",
     "create_model": "vitreous.models.zoo",
     "distill": "vitreous.api",
+    "embed": "vitreous.api",
     "evaluate": "vitreous.api",
     "export": "vitreous.api",
     "finetune": "vitreous.api",
@@ -54,6 +59,7 @@ _HOME = {
     "pretrain": "vitreous.api",
     "probe": "vitreous.api",
     "reproduce": "vitreous.api",
+    "search": "vitreous.api",
     "train": "vitreous.api",
 }
 
@@ -66,9 +72,11 @@ __all__ = [
     "attention_maps",
     "bench",
     "check",
+    "clean",
     "convert",
     "create_model",
     "distill",
+    "embed",
     "evaluate",
     "export",
     "finetune",
@@ -79,6 +87,7 @@ __all__ = [
     "pretrain",
     "probe",
     "reproduce",
+    "search",
     "train",
 ]
 

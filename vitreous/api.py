@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from vitreous import console
 from vitreous.config import (
     BenchConfig,
+    CleanConfig,
     ConvertConfig,
     DistillConfig,
+    EmbedConfig,
     EvaluateConfig,
     ExportConfig,
     FinetuneConfig,
@@ -26,6 +28,7 @@ from vitreous.config import (
     PretrainConfig,
     ProbeConfig,
     ReproduceConfig,
+    SearchConfig,
     TrainConfig,
 )
 from vitreous.errors import OptionError
@@ -78,6 +81,19 @@ class Predictions(list["Prediction | Failure"]):
             share = "" if "error" in entry else f"{entry['probability']:.2%}"
             rows.append([entry["file"] or "", label, share])
         return html_table(["file", "label", "probability"], rows)
+
+
+class Matches(list[dict[str, Any]]):
+    """What `search` found for each query, in order: `{file, matches}`, or `{file, error}`."""
+
+    folder: Path | None = None
+    report: Path | None = None
+    """The page with the pictures, where one was written."""
+
+    def _repr_html_(self) -> str:
+        from vitreous.features.search import summary
+
+        return html_table(*summary(self))
 
 
 class Benchmark(Figures):
@@ -246,6 +262,60 @@ def probe(checkpoint: Text, data: Data, **options: Any) -> Figures:
     if isinstance(name, str) and is_suite(name):
         return Figures(suite(source, name, config))
     return Figures(work(source, name, config))
+
+
+@takes(EmbedConfig)
+def embed(checkpoint: Text, data: Data, **options: Any) -> Figures:
+    """Write the features of every picture, with its file, label and split, into an `.npz` file."""
+    from vitreous.features import embed as work
+
+    config = from_keywords(EmbedConfig, options, "embed")
+    prepare_folder(Path(config.out).parent)
+    if Path(config.out).is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), config.out)
+    return Figures(work(os.fspath(checkpoint), _source(data), config))
+
+
+@takes(SearchConfig)
+def search(index: Text, queries: "Picture | Iterable[Picture]", **options: Any) -> Matches:
+    """Find the pictures of an index (of `embed`) that are nearest to others, by the model that made it."""
+    from vitreous.features import search as work
+    from vitreous.predict.inputs import items
+
+    config = from_keywords(SearchConfig, options, "search")
+    folder = None if config.out is None else prepare_folder(config.out)
+    given, path = list(items(queries)), os.fspath(index)
+    bank, document = work(path, given, config)
+    found = Matches(document)
+    if folder is not None:
+        from vitreous.report import write_search
+
+        words = (path, *(item.file for item in given if item.file))
+        found.folder, found.report = (
+            folder,
+            write_search(folder, bank, document, given, command("search", words, config)),
+        )
+        console.note(f"report: {found.report}")
+    return found
+
+
+@takes(CleanConfig)
+def clean(checkpoint: Text, data: Data, **options: Any) -> Figures:
+    """Find copies, pictures that don't belong and labels that are likely wrong; nothing is changed."""
+    from vitreous.features import clean as work
+    from vitreous.features.gather import open_any
+
+    config = from_keywords(CleanConfig, options, "clean")
+    source, name = os.fspath(checkpoint), _source(data)
+    folder = None if config.out is None else prepare_folder(config.out)
+    dataset = open_any(name, config.data_root)
+    document = work(source, name, dataset, config)
+    if folder is not None:
+        from vitreous.report import write_clean
+
+        words = command("clean", (source, str(name)), config)
+        console.note(f"report: {write_clean(folder, document, dataset, config.top, words)}")
+    return Figures(document, folder=folder)
 
 
 @takes(PredictConfig)

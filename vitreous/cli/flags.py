@@ -21,6 +21,7 @@ PLACEHOLDERS = {
     "model": "NAME",
     "init": "CKPT",
     "compare": "CKPT",
+    "checkpoint": "CKPT",
     "tune": "PART",
     "recipe": "RECIPE",
     "out": "DIR",
@@ -93,7 +94,7 @@ def _flag(field: "Field[Any]", annotation: Any, about: str) -> tuple[str, Any, A
     config = tyro.conf.arg(
         name=flag_name(field),
         help=about,
-        metavar=placeholder(field.name, annotation),
+        metavar=field.metadata.get("placeholder") or placeholder(field.name, annotation),
         help_behavior_hint=hint,
     )
     return field.name, Annotated[annotation, config], MISSING if default is MISSING else default

@@ -13,8 +13,10 @@ from vitreous import api, console
 from vitreous.cli import flags
 from vitreous.config import (
     BenchConfig,
+    CleanConfig,
     ConvertConfig,
     DistillConfig,
+    EmbedConfig,
     EvaluateConfig,
     ExportConfig,
     FinetuneConfig,
@@ -24,6 +26,7 @@ from vitreous.config import (
     PretrainConfig,
     ProbeConfig,
     ReproduceConfig,
+    SearchConfig,
     TrainConfig,
 )
 from vitreous.errors import OptionError
@@ -267,6 +270,96 @@ def probe(
         from vitreous.probe import summary
 
         console.table(*(suite.table(document) if suite.is_suite(data) else summary(document)))
+
+
+def embed(
+    checkpoint: Checkpoint,
+    data: Data,
+    *,
+    options: Annotated[Options, flags.of(EmbedConfig)],
+) -> None:
+    """Write the features of every picture into a file.
+
+    With its file, label and split; for `search`, or for numpy.
+
+    Examples:
+        vitreous embed tiny photos/ --out photos.npz
+        vitreous embed runs/photos archive/ --image-size 224 --pooling gap
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A data set as for train; or a folder of pictures without classes, or an image file.
+    """
+    from vitreous.features.embed import summary
+
+    document = api.embed(checkpoint, data, **options).to_dict()
+    console.table(["features", "value"], [list(row) for row in summary(document)])
+
+
+def search(
+    index: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="INDEX")],
+    queries: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="QUERY…", help_behavior_hint="(required)"),
+    ],
+    *,
+    options: Annotated[Options, flags.of(SearchConfig)],
+    json: Json = False,
+) -> None:
+    """Find the nearest pictures to others, in an index of embed.
+
+    By cosine; the index knows the model that made it.
+
+    Examples:
+        vitreous search photos.npz new.jpg --top 3
+        vitreous search photos.npz new/*.jpg --others --out found/
+
+    Args:
+        index: The .npz file that `vitreous embed` wrote.
+        queries: Image files, folders (searched whole) or 'patterns/**/*.jpg'.
+    """
+    if not queries:
+        console.fail("no query: name image files, folders or patterns after INDEX")
+        raise SystemExit(2)
+    from vitreous.features.search import require_some, summary
+
+    found = api.search(index, queries, **options)
+    if json:
+        console.document(list(found))
+    else:
+        console.table(*summary(found))
+    require_some(found)
+
+
+def clean(
+    checkpoint: Checkpoint,
+    data: Data,
+    *,
+    options: Annotated[Options, flags.of(CleanConfig)],
+    json: Json = False,
+) -> None:
+    """Find copies, outliers and wrong labels; nothing is changed.
+
+    By a model's features, and by pixels: cropped and mirrored copies too.
+
+    Examples:
+        vitreous clean tiny photos/ --out suspicious/
+        vitreous clean runs/photos photos/ --json
+
+    Args:
+        checkpoint: A sealed file, a run folder, or weights of any layout.
+        data: A data set as for train; or a folder of pictures without classes.
+    """
+    document = api.clean(checkpoint, data, **options).to_dict()
+    if json:
+        console.document(document)
+        return
+    from vitreous.features.clean import COLUMNS, summary, table
+
+    console.table(["finding", "count", "of which"], summary(document))
+    if rows := table(document, options["top"]):
+        console.table(COLUMNS, rows)
 
 
 def predict(
@@ -549,6 +642,9 @@ VERBS: dict[str, Callable[..., Any]] = {
     "distill": distill,
     "evaluate": evaluate,
     "probe": probe,
+    "embed": embed,
+    "search": search,
+    "clean": clean,
     "predict": predict,
     "inspect": inspect,
     "convert": convert,

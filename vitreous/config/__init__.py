@@ -31,22 +31,27 @@ from vitreous.config.images import (
 from vitreous.config.training import DistillConfig, FinetuneConfig, PretrainConfig, TrainConfig
 from vitreous.config.verbs import (
     BenchConfig,
+    CleanConfig,
     ConvertConfig,
+    EmbedConfig,
     EvaluateConfig,
     ExportConfig,
     InspectConfig,
     PredictConfig,
     ProbeConfig,
     ReproduceConfig,
+    SearchConfig,
 )
 
 __all__ = [
     "Augment",
     "Balance",
     "BenchConfig",
+    "CleanConfig",
     "Compile",
     "ConvertConfig",
     "DistillConfig",
+    "EmbedConfig",
     "EvaluateConfig",
     "ExportConfig",
     "FinetuneConfig",
@@ -72,6 +77,7 @@ __all__ = [
     "ReproduceScale",
     "Resize",
     "Schedule",
+    "SearchConfig",
     "TrainConfig",
     "is_number",
 ]

@@ -15,7 +15,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "split",
             "image_size",
         ),
-        *("epochs", "time_budget", "extend", "batch_size", "lr", "out", "seed", "device"),
+        *("epochs", "time_budget", "extend", "batch_size", "lr", "top", "out", "seed", "device"),
     ),
     "model": (
         "patch_size",

@@ -76,6 +76,78 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmbedConfig:
+    """How features are taken, and where they are written."""
+
+    out: str = field(default="features.npz", metadata={"placeholder": "FILE"})
+    """The .npz file to write."""
+    image_size: tuple[int, ...] | None = None
+    """Height and width that the model sees (one number: a square); positions are resampled."""
+    layer: int = -1
+    """Take the tokens after this block; -1: the last."""
+    pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
+    """How tokens become one vector: the model's own way, or another."""
+    batch_size: int = 64
+    """Images that are computed at a time."""
+    workers: int | None = None
+    """Processes that read images; auto: by the number of processors."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Folder of the data sets that are given by name."""
+    cache: str | None = None
+    """Keep features in this folder; auto: the user's cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """What is looked for, and by which model."""
+
+    top: int = 5
+    """How many pictures to give for each query."""
+    others: bool = False
+    """Leave out the query itself, where the index has it: files with the same bytes."""
+    checkpoint: str | None = None
+    """The model that made the index; auto: from where it was then."""
+    out: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Write search.json and a page with the pictures into this folder."""
+    batch_size: int | None = None
+    """Images computed at a time; auto: what suits the device."""
+    workers: int = 0
+    """Threads that decode; 0: one per core."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanConfig:
+    """How features are taken, and what is shown of the findings."""
+
+    out: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Write clean.json, suspicious.csv and a page with the pictures into this folder."""
+    top: int = 20
+    """How many of each finding the tables show; the page shows five times as many, the files all."""
+    image_size: tuple[int, ...] | None = None
+    """Height and width that the model sees (one number: a square); positions are resampled."""
+    layer: int = -1
+    """Take the tokens after this block; -1: the last."""
+    pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
+    """How tokens become one vector: the model's own way, or another."""
+    batch_size: int = 64
+    """Images that are computed at a time."""
+    workers: int | None = None
+    """Processes that read images; auto: by the number of processors."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Folder of the data sets that are given by name."""
+    seed: int = 0
+    """Of the parts in which labels are judged."""
+    cache: str | None = None
+    """Keep features in this folder; auto: the user's cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictConfig:
     """How images are labelled."""
 

@@ -4,7 +4,7 @@ from vitreous.data.augment import resolve
 from vitreous.data.bad import require_readable
 from vitreous.data.batch import Batch
 from vitreous.data.loader import Loader, make_loader
-from vitreous.data.opening import keep_classes, limit_training, open_data
+from vitreous.data.opening import keep_classes, limit_training, open_data, open_pictures
 from vitreous.data.order import class_weights
 from vitreous.data.pipeline import SmallViews
 from vitreous.data.sources.memory import InMemory
@@ -24,6 +24,7 @@ __all__ = [
     "limit_training",
     "make_loader",
     "open_data",
+    "open_pictures",
     "require_readable",
     "resolve",
     "typical_size",

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.data import content, holdout
+from vitreous.data.decode import SUFFIXES
 from vitreous.data.images import ArrayImages, is_utf8, printable
 from vitreous.data.sources import arrays, folders, named, parquet, shards, tables
 from vitreous.data.sources.found import LONGEST_NUMBER, Found, Label
@@ -41,6 +42,30 @@ def open_data(
         return _assemble(spec.found(labelled), str(spec), seed, carve)
     found = recognise(spec, Path(data_root) if data_root is not None else None, labelled)
     return _assemble(found, str(spec), seed, carve)
+
+
+def open_pictures(
+    spec: str | Path | InMemory, *, data_root: str | Path | None = None, seed: int = 0, carve: bool = True
+) -> Dataset:
+    """Open DATA with its labels, or as pictures of one class where it has none, as in a flat folder."""
+    try:
+        return open_data(spec, data_root=data_root, seed=seed, carve=carve)
+    except DataError as error:
+        try:
+            return open_data(spec, data_root=data_root, seed=seed, carve=carve, labelled=False)
+        except DataError:
+            raise error from None
+
+
+def is_image(spec: str | Path | InMemory) -> bool:
+    """Tell whether DATA is one image file."""
+    path = Path(str(spec)).expanduser()
+    return path.suffix.lower() in SUFFIXES and path.is_file()
+
+
+def open_image(spec: str | Path) -> Dataset:
+    """Open one image file as a data set of its own, without labels."""
+    return _assemble(folders.open_image(Path(spec).expanduser()), str(spec), 0, carve=False)
 
 
 def limit_training(dataset: Dataset, images: int, seed: int = 0) -> Dataset:

@@ -9,6 +9,7 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -41,7 +42,9 @@ def extract(
     def compute(images: Tensor, mask: Tensor | None) -> Tensor:
         return model.encode(images, mask, layer=layer, pooling=pooling)
 
-    path = None if cache is None else cache / f"{_key(model, split, preprocessing, layer, pooling)}.npz"
+    path = None
+    if cache is not None:
+        path = cache / f"{_key(split, identity(model, preprocessing, layer=layer, pooling=pooling))}.npz"
     if path is not None and path.is_file() and (kept := _read(path)) is not None:
         return kept
     found = outputs.run(model, split, preprocessing, compute, **options)
@@ -51,23 +54,34 @@ def extract(
     return found
 
 
-def _key(model: Model, split: Split, preprocessing: Preprocessing, layer: int, pooling: str) -> str:
-    """Name features by all that they depend on: weights, images, preprocessing, and where they are taken."""
+def identity(
+    model: Model, preprocessing: Preprocessing, *, layer: int = -1, pooling: FeaturePooling = "model"
+) -> str:
+    """Return a checksum of all that an image's features depend on, besides the image.
+
+    That is the weights, preprocessing and where features are taken; not the head, class names or calibration.
+    """
     digest = hashlib.sha256()
-    about = [to_dict(model.config), asdict(preprocessing), layer, pooling]
-    digest.update(json.dumps(about, sort_keys=True).encode())
+    shape = {name: value for name, value in to_dict(model.config).items() if name != "num_classes"}
+    digest.update(json.dumps([shape, asdict(preprocessing), layer, pooling], sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith("head"):
             digest.update(name.encode())
             digest.update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    return digest.hexdigest()[:32]
+
+
+def _key(split: Split, model: str) -> str:
+    """Name the features of a split by the model's identity, and by what the images hold."""
+    digest = hashlib.sha256(model.encode())
     digest.update(split.digests.tobytes() + split.targets.tobytes())
     return digest.hexdigest()[:32]
 
 
 def _read(path: Path) -> outputs.Outputs | None:
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
             os.utime(path)
             return outputs.Outputs(kept["values"], kept["targets"], kept["indices"], {})
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         return None  # half a file of an older run: compute it again

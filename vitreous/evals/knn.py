@@ -11,10 +11,10 @@ from torch import Tensor
 
 from vitreous.evals import metrics
 from vitreous.evals.features import Part
+from vitreous.evals.neighbours import nearest, unit
 
 NEIGHBOURS = (1, 5, 10, 20, 50, 100, 200)
 TEMPERATURE = 0.07
-CHUNK = 1024
 
 
 def evaluate(
@@ -39,12 +39,10 @@ def scores(
 
     Neighbours are by cosine, and weigh exp(cosine / temperature). One with several labels votes for each.
     """
-    bank, labels = _unit(features), torch.from_numpy(targets)
+    labels = torch.from_numpy(targets)
     found: dict[int, list[Tensor]] = {k: [] for k in neighbours}
-    for start in range(0, len(queries), CHUNK):
-        similarity = _unit(queries[start : start + CHUNK]) @ bank.T
-        nearest, place = similarity.topk(max(neighbours), dim=1)
-        votes = (nearest / TEMPERATURE).exp()
+    for similarity, place in nearest(queries, unit(features), max(neighbours)):
+        votes = (similarity / TEMPERATURE).exp()
         for k in neighbours:
             some = votes[:, :k] / votes[:, :k].sum(1, keepdim=True)
             if labels.ndim == 1:
@@ -53,7 +51,3 @@ def scores(
                 shares = torch.einsum("nk,nkc->nc", some, labels[place[:, :k]].float())
             found[k].append(shares)
     return {k: torch.cat(parts).numpy() for k, parts in found.items()}
-
-
-def _unit(features: np.ndarray) -> Tensor:
-    return torch.nn.functional.normalize(torch.from_numpy(features).float(), dim=1)

@@ -33,15 +33,27 @@ def predict_all(
     """Yield a prediction or a failure for each item, in order; `workers` threads decode (0: one per core)."""
     if not classifier.labels:
         raise ModelError("this model has no classes: load it with num_classes and train its head")
+    for read in batches(classifier, items, batch=batch, workers=workers):
+        yield from _answers(classifier, read, top)
+
+
+Read = list[tuple[Item, Prepared | DataError]]
+"""Some items, each with its picture or with why that can't be read."""
+
+
+def batches(
+    classifier: Classifier, items: Iterable[Item], *, batch: int | None = None, workers: int = 0
+) -> Iterator[Read]:
+    """Yield the items in order, decoded by `workers` threads (0: one per core), as many as fit a batch."""
     batch = batch or batch_size(classifier)
     workers = workers or (os.cpu_count() or 1)
-    waiting: list[tuple[Item, Prepared | DataError]] = []
+    waiting: Read = []
     for item, read in _read_ahead(classifier, items, workers, ahead=2 * batch + workers):
         waiting.append((item, read))
         if sum(isinstance(each, Prepared) for _, each in waiting) == batch or len(waiting) >= 4 * batch:
-            yield from _answers(classifier, waiting, top)
+            yield waiting
             waiting = []
-    yield from _answers(classifier, waiting, top)
+    yield waiting
 
 
 def _read_ahead(
@@ -74,9 +86,7 @@ def _read(classifier: Classifier, item: Item) -> Prepared | DataError:
         return DataError("there is not enough memory for it: scale the image down, or use fewer --workers")
 
 
-def _answers(
-    classifier: Classifier, read: list[tuple[Item, Prepared | DataError]], top: int
-) -> Iterator[Prediction | Failure]:
+def _answers(classifier: Classifier, read: Read, top: int) -> Iterator[Prediction | Failure]:
     good = [(item.file, image) for item, image in read if isinstance(image, Prepared)]
     named: Iterator[Prediction] = iter(())
     if good:
@@ -86,9 +96,12 @@ def _answers(
         if isinstance(image, Prepared):
             yield next(named)
         else:
-            yield Failure(
-                item.file or None, str(image).removeprefix(f"{item.file}: ").removeprefix("image: ")
-            )
+            yield Failure(item.file or None, reason(item, image))
+
+
+def reason(item: Item, error: DataError) -> str:
+    """Return why an item can't be read, without its name."""
+    return str(error).removeprefix(f"{item.file}: ").removeprefix("image: ")
 
 
 def compute(classifier: Classifier, pictures: Sequence[Prepared]) -> Tensor:

@@ -5,6 +5,7 @@ report.write(folder / "report.html", report.from_run(folder))
 report.inspect("runs/flowers/best.safetensors", ["a.jpg"], Path("inspection"))
 """
 
+from vitreous.report.cleaning import write_clean
 from vitreous.report.document import (
     ClassRow,
     Gallery,
@@ -20,6 +21,7 @@ from vitreous.report.inspecting import inspect
 from vitreous.report.observe import Findings, InspectOptions, findings
 from vitreous.report.page import render, write
 from vitreous.report.run import from_run, write_run
+from vitreous.report.searching import write_search
 from vitreous.report.sweep import write_sweep
 
 __all__ = [
@@ -39,7 +41,9 @@ __all__ = [
     "inspect",
     "render",
     "write",
+    "write_clean",
     "write_evaluation",
     "write_run",
+    "write_search",
     "write_sweep",
 ]

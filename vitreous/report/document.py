@@ -119,6 +119,8 @@ class Report:
     pictured: str = "Inside the model"
     """What the pictures are about, as the heading over them."""
     galleries: Sequence[Gallery] = ()
+    sections: Mapping[str, Sequence[Gallery]] = field(default_factory=dict)
+    """Other images, under headings of their own: heading → galleries."""
     check: Mapping[str, str] = field(default_factory=dict)
     """What `vitreous check` found: name → text."""
     settings: Mapping[str, str] = field(default_factory=dict)

@@ -38,17 +38,28 @@ def write(path: Path, report: Report) -> Path:
 def fitted(report: Report, largest: int = LARGEST) -> str:
     """Return the page; where it would be too large, with fewer images, saying so."""
     page = render(report)
-    whole = len(report.galleries), len(report.mistakes)
-    while len(page.encode()) > largest and (report.galleries or report.mistakes):
-        shorter = report.galleries[: len(report.galleries) // 2], report.mistakes[: len(report.mistakes) // 2]
-        left = f"{whole[0] - len(shorter[0])} images and {whole[1] - len(shorter[1])} mistakes"
+    whole = _shown(report)
+    while len(page.encode()) > largest and any(_shown(report)):
+        report = replace(
+            report,
+            galleries=report.galleries[: len(report.galleries) // 2],
+            sections={title: each[: len(each) // 2] for title, each in report.sections.items()},
+            mistakes=report.mistakes[: len(report.mistakes) // 2],
+        )
+        images, mistakes = (before - now for before, now in zip(whole, _shown(report), strict=True))
+        left = f"{images} images and {mistakes} mistakes"
         note = f"{left} left out, to keep this file under {largest / 1e6:.0f} MB"
         notes = [each for each in report.notes if "to keep this file under" not in each]
-        report = replace(report, galleries=shorter[0], mistakes=shorter[1], notes=[*notes, note])
+        report = replace(report, notes=[*notes, note])
         page = render(report)
     if len(page.encode()) > largest:
         console.warn(f"the report has {len(page.encode()):,} bytes, more than {largest:,}")
     return page
+
+
+def _shown(report: Report) -> tuple[int, int]:
+    """Return how many galleries and mistakes a page has."""
+    return len(report.galleries) + sum(map(len, report.sections.values())), len(report.mistakes)
 
 
 def render(report: Report) -> str:
@@ -61,6 +72,7 @@ def render(report: Report) -> str:
         "Classes": _classes(report),
         report.pictured: _pictures(report.pictures),
         "What it looks at": "".join(map(_gallery, report.galleries)),
+        **{title: "".join(map(_gallery, each)) for title, each in report.sections.items()},
         "Data": _pairs(report.check),
         "Settings": _fold("all settings", _pairs(report.settings)) if report.settings else "",
         "Model card": markdown.to_html(_untitled(report.card)) if report.card else "",

@@ -6,8 +6,8 @@ from math import sqrt
 from typing import Any
 
 from vitreous.config import Augment, PretrainConfig
-from vitreous.data import Dataset, InMemory, open_data
-from vitreous.errors import DataError, OptionError
+from vitreous.data import InMemory, open_pictures
+from vitreous.errors import OptionError
 from vitreous.models.architecture import ViTConfig, pair
 from vitreous.predict import load
 from vitreous.training import defaults, setup
@@ -39,7 +39,7 @@ def pretrain(
     """
     caller = caller or Caller()
     _check(options)
-    dataset = open_pictures(data, options)
+    dataset = open_pictures(data, data_root=options.data_root, seed=setup.seed(options))
     task = Task(
         objective=options.objective,
         settings=_settings(options),
@@ -53,18 +53,6 @@ def pretrain(
     watch = Watch(stop=options.on_collapse == "stop", preview=options.preview)
     start = _start(options)
     return train(data, options, task=task, dataset=dataset, start=start, caller=caller, watch=watch)
-
-
-def open_pictures(data: str | InMemory, options: PretrainConfig) -> Dataset:
-    """Open the data with its labels, which only watch, or without, where it has none."""
-    about: dict[str, Any] = {"data_root": options.data_root, "seed": setup.seed(options)}
-    try:
-        return open_data(data, **about)
-    except DataError as error:
-        try:
-            return open_data(data, labelled=False, **about)
-        except DataError:
-            raise error from None
 
 
 def _check(options: PretrainConfig) -> None:

@@ -39,6 +39,11 @@ def open_source(root: Path, labelled: bool = True) -> Found:
     return Found({**splits}, left_out=tally.found())
 
 
+def open_image(path: Path) -> Found:
+    """Return one image file as a source of its own."""
+    return Found({"train": (EncodedImages([str(path)], [path.name]), [UNLABELLED])})
+
+
 def split_roots(root: Path) -> list[tuple[str, Path]]:
     """Return the split folders of a data set, or the folder itself as its training split."""
     children = [
