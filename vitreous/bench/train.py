@@ -48,6 +48,7 @@ def contenders(case: Case, place: Place) -> Iterator[Contender]:
     assert case.batch_size is not None and case.precision is not None
     tensors = parallel.whole_tensors(ours.training.objective.model.state_dict())  # before they move
     yield Contender("vitreous", ours, case.batch_size, __version__, ours=True, close=ours.close)
+    place.peers.only_predict()
     for name, version, model in place.peers.models(case, tensors):
         step = peer_step(model, ours.batch, place.world.device, case.precision)
         yield Contender(name, step, case.batch_size, version)

@@ -35,6 +35,7 @@ PLACEHOLDERS = {
     "patch": "ROW COLUMN",
     "device": "DEVICE",
     "precision": "PRECISION…",
+    "runtime": "RUNTIME…",
     "class_name": "NAME",
     "split": "SPLIT",
     "images": "PATH…",

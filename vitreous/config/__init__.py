@@ -8,6 +8,7 @@ from vitreous.config.choices import (
     Balance,
     Compile,
     Fit,
+    Inference,
     Initialization,
     Interpolation,
     Layout,
@@ -16,6 +17,7 @@ from vitreous.config.choices import (
     Precision,
     ReproduceScale,
     Resize,
+    Runtime,
     Schedule,
 )
 from vitreous.config.groups import GROUPS
@@ -52,6 +54,7 @@ __all__ = [
     "FinetuneConfig",
     "Fit",
     "GROUPS",
+    "Inference",
     "Initialization",
     "InspectConfig",
     "Interpolation",
@@ -71,6 +74,7 @@ __all__ = [
     "ReproduceConfig",
     "ReproduceScale",
     "Resize",
+    "Runtime",
     "Schedule",
     "TrainConfig",
     "is_number",
