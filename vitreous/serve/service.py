@@ -80,7 +80,15 @@ class Service:
         batcher = self.batcher
         how = "on the event loop" if batcher.inline else f"in threads: {batcher.workers}"
         each = round(1000 * self.admission.seconds_per_image, 3)
-        log("info", "ready", batch=self.batcher.max_batch, compute=how, milliseconds_per_image=each)
+        runtime = "torch" if self.classifier.engine is None else self.classifier.engine.name
+        log(
+            "info",
+            "ready",
+            batch=batcher.max_batch,
+            compute=how,
+            milliseconds_per_image=each,
+            runtime=runtime,
+        )
 
     def close(self) -> None:
         """Finish the requests in progress."""
