@@ -19,7 +19,9 @@ from vitreous.config import Preprocessing
 from vitreous.data.augment import evaluation_transform
 from vitreous.errors import MissingDependencyError, ModelError, VitreousError
 from vitreous.export import export, formats, proof
-from vitreous.export.graph import describe
+from vitreous.export.graph import Inputs, describe
+from vitreous.export.opened import Answers
+from vitreous.export.openvino_format import compile_options, has_bf16
 from vitreous.models.architecture import ResNetConfig, ViTConfig
 from vitreous.models.zoo import build
 from vitreous.predict import Classifier
@@ -244,7 +246,7 @@ def test_wrong_input_is_one_clear_line(
     with pytest.raises(ModelError, match="has no classes"):
         export(Classifier(digits.model, digits.preprocess, []), tmp_path / "a.onnx")
     monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "openvino" else find_spec(name))
-    with pytest.raises(MissingDependencyError, match="pip install openvino"):
+    with pytest.raises(MissingDependencyError, match=r"pip install 'vitreous\[openvino\]'"):
         export(digits, tmp_path / "a.xml")
 
 
@@ -276,8 +278,13 @@ def test_a_runtime_that_computes_otherwise_by_default_is_said(
 
     def opened(path: Path) -> formats.Opened:
         proven = form.open(path)
-        coarse = formats.Opened("bf16", proven.facts, lambda batch: proven.run(batch) + 7e-3)
-        return replace(proven, unasked=coarse)
+        facts = proven.facts | {"compile": {"INFERENCE_PRECISION_HINT": "f32"}}
+
+        def off(batch: Inputs) -> Answers:
+            logits, probabilities = proven.run(batch)
+            return Answers(logits, probabilities + 7e-3)
+
+        return replace(proven, facts=facts, unasked=formats.Opened("bf16", facts, off))
 
     monkeypatch.setitem(formats.FORMATS, ".pt2", replace(form, open=opened))
     found = export(digits, tmp_path / "digits.pt2")
@@ -288,5 +295,8 @@ def test_a_runtime_that_computes_otherwise_by_default_is_said(
 
 @pytest.mark.skipif(find_spec("openvino") is None, reason="openvino is not installed")
 def test_openvinos_file_says_how_to_compile_it(digits: Classifier, tmp_path: Path) -> None:
-    export(digits, tmp_path / "digits.xml")
-    assert formats.open_openvino(tmp_path / "digits.xml").facts["compile"] == formats.COMPILE
+    for precision in ("fp32", "bf16", "int8") if has_bf16() else ("fp32", "int8"):
+        export(digits, tmp_path / f"{precision}.xml", precision=precision, tolerance=0.1)
+        options = formats.open_openvino(tmp_path / f"{precision}.xml").facts["compile"]
+        assert options == compile_options(precision)
+    assert compile_options("fp32") == {"INFERENCE_PRECISION_HINT": "f32"}

@@ -327,8 +327,16 @@ def predict(
     if config.top < 1:
         raise OptionError(f"top={config.top} is no number of labels: use 1 or more")
     classifier = with_threshold(_load(checkpoint, config.device), config.abstain)
+    from vitreous.predict import inputs, stream
+    from vitreous.predict.choice import equip
+
+    items = list(inputs.items(images))
+    batch = config.batch_size or stream.batch_size(classifier)
+    if (config.runtime, config.precision) != ("torch", "float32"):  # else as the classifier was loaded
+        classifier = replace(classifier, engine=None)
+        classifier = equip(classifier, config.runtime, config.precision, images=len(items), batch=batch)
     return Predictions(
-        classifier.predict(images, top=config.top, batch_size=config.batch_size, workers=config.workers)
+        stream.predict_all(classifier, items, top=config.top, batch=batch, workers=config.workers)
     )
 
 

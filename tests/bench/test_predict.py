@@ -46,3 +46,32 @@ def test_precision_is_that_of_the_verb_unless_asked_for(tmp_path: Path) -> None:
     world = place_in(tmp_path).world
     assert predict.settled(tiny_case("predict", precision=None), world).precision == "float32"
     assert predict.settled(tiny_case("predict", precision="bf16"), world).precision == "bf16"
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_ours_predicts_on_the_runtimes_that_are_named(
+    tmp_path: Path, precision: Any, one_registry: None
+) -> None:
+    runtimes = ("torch", "onnxruntime") if precision == "float32" else ("onnxruntime",)
+    case = tiny_case("predict", precision=precision, runtimes=runtimes)
+    found = list(predict.contenders(case, place_in(tmp_path, "onnxruntime")))
+    ours = ["vitreous" if runtime == "torch" else f"vitreous on {runtime}" for runtime in runtimes]
+    assert [each.name for each in found] == [*ours, "onnxruntime"]
+    assert [each.ours for each in found] == [*(True for _ in ours), False]
+    theirs: Any = found[-1].work()
+    for each in found[:-1]:
+        mine: Any = each.work()
+        torch.testing.assert_close(mine, torch.from_numpy(theirs.probabilities), atol=1e-6, rtol=1e-4)
+
+
+def test_what_has_no_such_precision_is_left_out_saying_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_registry: None
+) -> None:
+    case = tiny_case("predict", precision="bf16", runtimes=("onnxruntime", "torch"))
+    found = list(predict.contenders(case, place_in(tmp_path, "onnxruntime")))
+    assert [each.name for each in found] == ["vitreous"]
+    assert "onnxruntime is left out: it has no bf16 here" in capsys.readouterr().err
+    case = tiny_case("predict", precision="int8")
+    assert list(predict.contenders(case, place_in(tmp_path, "timm"))) == []
+    said = capsys.readouterr().err
+    assert "torch has no int8 here" in said and "timm is left out: it has no int8 here" in said

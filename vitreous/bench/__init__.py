@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -44,7 +44,9 @@ def bench(asked: Request) -> dict[str, Any]:
         machine = describe(world.device)
         console.note(f"on {machine['device']}, threads: {machine['threads']}, torch {machine['torch']}")
         ceiling = Ceiling(world.device)
-        for precision in dict.fromkeys(each.precision for each in todo if each.precision):
+        for precision in dict.fromkeys(
+            each.precision for each in todo if each.precision in get_args(Precision)
+        ):
             ceiling.look(precision, seconds=1.0)
             console.note(f"matrix products in {precision}: {ceiling.rates[precision] / 1e9:,.0f} GFLOP/s")
         workers = min(MOST_WORKERS, cores()) if asked.workers is None else asked.workers
@@ -75,15 +77,15 @@ class Ceiling:
         self.device = device
         self.rates: dict[Precision, float] = {}
 
-    def look(self, precision: Precision | None, *, seconds: float = 0.1) -> None:
-        """Look again at what is reached in this precision, where there is one."""
-        if precision is not None:
+    def look(self, precision: Any, *, seconds: float = 0.1) -> None:
+        """Look again at what is reached in this precision, where there is one that torch multiplies in."""
+        if precision in get_args(Precision):
             rate = parallel.measure_matrix_rate(self.device, precision, seconds=seconds)
             self.rates[precision] = max(rate, self.rates.get(precision, 0.0))
 
     def utilization(self, case: Case, rate: float) -> float | None:
         """Return MFU: ours and the peers' by the same operations, two for each multiply-add."""
-        if case.model is None or case.precision is None:
+        if case.model is None or case.precision not in self.rates:
             return None
         flops = 2 * cost.flops(case.architecture)
         return parallel.utilization(rate, flops, self.rates[case.precision], _job(case).PASSES)

@@ -11,13 +11,15 @@ from vitreous.models import architecture, zoo
 from vitreous.models.architecture import Architecture
 
 Job = Literal["train", "predict", "load", "start"]
-Peer = Literal["timm", "transformers", "torchvision"]
+Peer = Literal["timm", "transformers", "torchvision", "onnxruntime", "openvino"]
 Data = Literal["jpegs", "npz"]
 
 CLASSES = 1000
 """Of every model that is timed: ImageNet's."""
 COMPUTING: tuple[Job, ...] = ("train", "predict")
 """Jobs that a model computes in: the others don't depend on it."""
+RUNTIMES: tuple[Peer, ...] = ("onnxruntime", "openvino")
+"""Peers that run an exported graph: they predict, and nothing else."""
 LOADED = (224, 224)
 """The size of loaded images, if no other is asked for."""
 
@@ -32,10 +34,12 @@ class Case:
     image_size: tuple[int, int] | None = None
     batch_size: int | None = None
     """None: what suits the device."""
-    precision: Precision | None = None
+    precision: Literal["bf16", "float32", "int8"] | None = None
     """None: what the verb takes here."""
     data: Data | None = None
     """What is loaded."""
+    runtimes: tuple[str, ...] = ("torch",)
+    """What ours predicts with, one after the other."""
 
     @property
     def architecture(self) -> Architecture:
@@ -69,8 +73,13 @@ def read(config: BenchConfig) -> Request:
     models = [_model(name) for name in _words(config.model)] or [_nothing("--model", "ViT-Ti/16")]
     precisions = [
         None if name == "auto" else name
-        for name in _chosen("--precision", config.precision, ("auto", *get_args(Precision)))
+        for name in _chosen("--precision", config.precision, ("auto", *get_args(Precision), "int8"))
     ]
+    runtimes = tuple(_chosen("--runtime", config.runtime, ("torch", *RUNTIMES))) or ("torch",)
+    if runtimes != ("torch",) and "predict" not in jobs:
+        raise OptionError(f"--runtime is for predict, not for {' and '.join(jobs)}: add --job predict")
+    if "int8" in precisions and jobs != ["predict"]:
+        raise OptionError(f"--precision int8 is for predict alone, not for {' and '.join(jobs)}")
     if not jobs or not precisions:
         _nothing("--job" if not jobs else "--precision", "train" if not jobs else "auto")
     batches = [None] if config.batch_size is None else [_batch(each) for each in _words(config.batch_size)]
@@ -85,7 +94,8 @@ def read(config: BenchConfig) -> Request:
         )
     cases: list[Case] = []
     for job in jobs:
-        cases += _cases(job, models, sizes, batches, precisions)
+        found = _cases(job, models, sizes, batches, precisions)
+        cases += [replace(each, runtimes=runtimes) for each in found] if job == "predict" else found
     return Request(
         cases=cases,
         peers=peers,

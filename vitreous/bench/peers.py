@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitreous import console, layouts
-from vitreous.bench.cases import Case, Peer
+from vitreous.bench.cases import RUNTIMES, Case, Peer
 from vitreous.config import Preprocessing
 from vitreous.errors import LayoutError
 from vitreous.layouts import timm as timm_layout
@@ -52,12 +52,26 @@ class Peers:
         preprocessing = Preprocessing(image_size=case.architecture.image_size, resize="exact")
         kept = {name: value.detach().cpu() for name, value in tensors.items()}
         for name, package in self:
+            if name in RUNTIMES:
+                continue
             weights = Weights(config=case.architecture, tensors=dict(kept), preprocessing=preprocessing)
             try:
                 yield name, str(package.__version__), MODELS[name](package, weights)
             except LayoutError as error:
                 reason = getattr(error, "reason", None)
                 self.left_out(name, f"it has no {case.model} with {reason}" if reason else str(error))
+
+    def runtimes(self) -> Iterator[tuple[Peer, str]]:
+        """Yield name and version of each that runs exported graphs."""
+        for name, package in self:
+            if name in RUNTIMES:
+                yield name, str(package.__version__).partition("-")[0]
+
+    def only_predict(self) -> None:
+        """Say of those that run exported graphs that they have no row in another job."""
+        for name in self.names:
+            if name in RUNTIMES:
+                self.left_out(name, "it predicts, and nothing else")
 
 
 class Logits(nn.Module):

@@ -45,9 +45,10 @@ def settled(case: Case, world: parallel.World) -> Case:
 def contenders(case: Case, place: Place) -> Iterator[Contender]:
     """Yield our step, then the peers', which start from the same weights and take the same batch."""
     ours = OurStep(case, place)
-    assert case.batch_size is not None and case.precision is not None
+    assert case.batch_size is not None and case.precision is not None and case.precision != "int8"
     tensors = parallel.whole_tensors(ours.training.objective.model.state_dict())  # before they move
     yield Contender("vitreous", ours, case.batch_size, __version__, ours=True, close=ours.close)
+    place.peers.only_predict()
     for name, version, model in place.peers.models(case, tensors):
         step = peer_step(model, ours.batch, place.world.device, case.precision)
         yield Contender(name, step, case.batch_size, version)
@@ -85,6 +86,7 @@ class OurStep:
 
 def _options(case: Case, world: parallel.World) -> TrainConfig:
     """Return the options of the command whose step is timed; its batches are taken as they are."""
+    assert case.precision != "int8"  # refused with the options
     return TrainConfig(
         model=case.model,
         image_size=case.image_size,

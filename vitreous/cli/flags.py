@@ -36,6 +36,7 @@ PLACEHOLDERS = {
     "patch": "ROW COLUMN",
     "device": "DEVICE",
     "precision": "PRECISION…",
+    "runtime": "RUNTIME…",
     "class_name": "NAME",
     "split": "SPLIT",
     "images": "PATH…",

@@ -20,12 +20,14 @@ from vitreous.config import (
     EvaluateConfig,
     ExportConfig,
     FinetuneConfig,
+    Inference,
     InspectConfig,
     Layout,
     PredictConfig,
     PretrainConfig,
     ProbeConfig,
     ReproduceConfig,
+    Runtime,
     SearchConfig,
     TrainConfig,
 )
@@ -405,6 +407,8 @@ def predict(
         batch=config.batch_size,
         workers=config.workers,
         strict=strict,
+        runtime=config.runtime,
+        precision=config.precision,
     )
 
 
@@ -514,6 +518,8 @@ def serve(
     max_pixels: Whole = 25_000_000,
     examples: Annotated[str | None, _optional("DATA")] = None,
     device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = "auto",
+    runtime: Runtime = "torch",
+    precision: Inference = "float32",
 ) -> None:
     """Serve predictions over HTTP, with a page to explore them.
 
@@ -535,6 +541,9 @@ def serve(
         max_pixels: The largest image, in pixels.
         examples: Data whose pictures the page offers to try; all who reach the page see them.
         device: auto, cpu, cuda, cuda:N or mps.
+        runtime: What computes: torch, onnxruntime or openvino (on a CPU, proven against torch first); auto:
+            the fastest that is installed, by measurement.
+        precision: float32; bf16; int8 (not by torch); auto: bf16 where the processor has it and it is faster.
     """
     from vitreous.predict import load
     from vitreous.serve import start
@@ -549,6 +558,8 @@ def serve(
         max_batch=max_batch,
         max_body_mib=max_body_mib,
         max_pixels=max_pixels,
+        runtime=runtime,
+        precision=precision,
     )
     start.serve(load(checkpoint, device=device), Path(checkpoint).name, host, port, settings, examples)
 

@@ -8,6 +8,7 @@ from vitreous.config.choices import (
     Balance,
     Compile,
     Fit,
+    Inference,
     Initialization,
     Interpolation,
     Layout,
@@ -16,6 +17,7 @@ from vitreous.config.choices import (
     Precision,
     ReproduceScale,
     Resize,
+    Runtime,
     Schedule,
 )
 from vitreous.config.groups import GROUPS
@@ -57,6 +59,7 @@ __all__ = [
     "FinetuneConfig",
     "Fit",
     "GROUPS",
+    "Inference",
     "Initialization",
     "InspectConfig",
     "Interpolation",
@@ -76,6 +79,7 @@ __all__ = [
     "ReproduceConfig",
     "ReproduceScale",
     "Resize",
+    "Runtime",
     "Schedule",
     "SearchConfig",
     "TrainConfig",

@@ -51,7 +51,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("metric", "shots", "seeds", "compare", "calibrate", "abstain", "restrict", "real_labels"),
         *("resolutions", "corruptions", "rounds", "profile"),
     ),
-    "hardware": ("micro_batch", "workers", "precision", "pixels", "compile", "checkpointing", "shard"),
+    "hardware": (
+        "micro_batch",
+        "workers",
+        "precision",
+        "runtime",
+        "pixels",
+        "compile",
+        "checkpointing",
+        "shard",
+    ),
     "logging and file": (
         "save_every",
         "keep",

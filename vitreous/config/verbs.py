@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitreous.config.choices import NOT_GIVEN, ReproduceScale
+from vitreous.config.choices import NOT_GIVEN, Inference, ReproduceScale, Runtime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,21 +161,26 @@ class PredictConfig:
     """Threads that decode; 0: one per core."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
+    runtime: Runtime = "torch"
+    """What computes: torch, onnxruntime or openvino (on a CPU, proven against torch first); auto: the fastest
+    that is installed, where there are images enough for it to pay."""
+    precision: Inference = "float32"
+    """float32; bf16; int8 (not by torch); auto: bf16 where the processor has it and it is faster."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
     """What is exported, and how it is proven."""
 
-    precision: Literal["fp32", "fp16", "int8"] = "fp32"
-    """fp16 for .onnx and .xml, int8 for .onnx."""
+    precision: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    """fp16 and int8 for .onnx and .xml, bf16 for .xml."""
     pixels: bool = False
     """Take uint8 pixels of the model's size; normalising them is then part of the file."""
     images: tuple[str, ...] = ()
     """Files, folders or patterns to prove it with; without them, bundled images."""
     tolerance: float | None = None
-    """Largest difference in probability (auto: 1e-4 for fp32, 1e-2 for fp16); for int8, largest share of
-    labels that differ (auto: 0.02)."""
+    """Largest difference in probability (auto: 1e-4 for fp32, 1e-2 for fp16); for bf16 and int8, largest
+    share of labels that differ (auto: 0.02)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +231,8 @@ class BenchConfig:
     """train: the step that `vitreous train` takes; predict: the call that `predict` and `serve` make; load:
     from files to batches; start: from nothing to a first prediction, in a fresh process."""
     against: tuple[str, ...] = ()
-    """timm, transformers, torchvision: timed in turn with ours, with the same weights, in one process."""
+    """timm, transformers, torchvision; to predict also onnxruntime, openvino: timed in turn with ours, with
+    the same weights, in one process."""
     model: tuple[str, ...] = ("ViT-Ti/16",)
     """Names of `vitreous models`, by timm or the paper."""
     image_size: tuple[int | str, ...] | None = None
@@ -235,7 +241,9 @@ class BenchConfig:
     batch_size: tuple[int | str, ...] | None = None
     """Images of a step or call; auto: 256 on a GPU, else 16 to train and 8 to predict; 64 to load."""
     precision: tuple[str, ...] = ("auto",)
-    """bf16, float32, or auto: what `train`, and what `predict`, takes here."""
+    """bf16, float32, or auto: what `train`, and what `predict`, takes here; int8 for predict alone."""
+    runtime: tuple[str, ...] = ("torch",)
+    """What ours predicts with: torch, onnxruntime, openvino; ratios are of the first."""
     rounds: int = 5
     """How often each is timed in turn; the median counts."""
     profile: bool = False

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 from vitreous import files
 from vitreous.errors import ModelError, VitreousError
 from vitreous.export import formats, proof
 from vitreous.export.graph import Precision, Source, describe, graph
 
-__all__ = ["Export", "Precision", "Source", "export"]
+__all__ = ["Export", "Precision", "Source", "export", "require", "write"]
 
 MAX_IMAGES = 1000
 
@@ -48,23 +49,23 @@ def export(
     Args:
         source: A classifier.
         destination: The file to write; its ending chooses the format.
-        precision: fp32; for ONNX and OpenVINO also fp16, for ONNX also int8 (weights, dynamic activations).
+        precision: fp32; for ONNX and OpenVINO also fp16 and int8 (weights, dynamic activations), for OpenVINO
+            also bf16.
         pixels: Take uint8 pixels (B, H, W, C) of the model's size: normalising is part of the file.
         images: Image files to prove it with; without them, bundled ones.
-        tolerance: The largest difference in probability that is allowed (int8: in label agreement).
+        tolerance: The largest difference in probability that is allowed (bf16, int8: in label agreement).
     """
     form = formats.choose(destination, precision)
-    _check(source, destination)
+    if destination.exists():
+        raise VitreousError(f"{destination} exists: choose another name, or remove it first")
+    require(source)
     pictures = [proof.read(path) for path in images[:MAX_IMAGES]]
     pictures = pictures or proof.bundled(source, proof.COUNTS[precision])
     draft = destination.parent / f".draft-{os.getpid()}-{destination.name}"
     draft.mkdir(parents=True)
     try:
         path = draft / destination.name
-        facts = describe(source, pixels=pixels, precision=precision)
-        form.write(
-            graph(source, pixels=pixels, half=form.half_graph and precision == "fp16"), path, facts, precision
-        )
+        facts = write(source, path, form, precision=precision, pixels=pixels)
         opened = form.open(path)
         found = proof.compare(source, opened, pictures)
         proof.check(found, precision, tolerance, destination)
@@ -85,22 +86,31 @@ def export(
     )
 
 
+def write(
+    source: Source, path: Path, form: formats.Format, *, precision: Precision, pixels: bool = False
+) -> dict[str, Any]:
+    """Write the file, without a proof; return what it records about itself."""
+    facts = describe(source, pixels=pixels, precision=precision)
+    half = form.half_graph and precision == "fp16"
+    form.write(graph(source, pixels=pixels, half=half), path, facts, precision)
+    return facts
+
+
 def _unasked(source: Source, opened: formats.Opened, pictures: Sequence[bytes]) -> str:
     """Say how far the runtime is away if it is not asked for what was proven, and then computes otherwise."""
     if opened.unasked is None:
         return ""
     found = proof.compare(source, opened.unasked, pictures)
-    how = ", ".join(f"{name}={value}" for name, value in formats.COMPILE.items())
+    how = ", ".join(f"{name}={value}" for name, value in opened.facts["compile"].items())
     return (
         f"; by default it takes {found.runtime} here, {found.difference:.1e} away with "
         f"{found.agreement:.1%} of the labels: compile with {how}"
     )
 
 
-def _check(source: Source, destination: Path) -> None:
+def require(source: Source) -> None:
+    """Refuse what can't be exported, or whose labels would prove nothing."""
     config = source.model.config
-    if destination.exists():
-        raise VitreousError(f"{destination} exists: choose another name, or remove it first")
     if not source.labels:
         raise ModelError("this model has no classes, so no label can be proven: load it with a trained head")
     if config.frames is not None:

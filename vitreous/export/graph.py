@@ -17,7 +17,7 @@ from vitreous.models.architecture import to_dict
 from vitreous.models.weights import Model
 from vitreous.version import __version__
 
-Precision = Literal["fp32", "fp16", "int8"]
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
 
 
 class Source(Protocol):

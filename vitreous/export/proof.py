@@ -20,13 +20,15 @@ from vitreous.data import open_data
 from vitreous.data.augment import EvaluationTransform
 from vitreous.data.decode import MODES, decode, read_file
 from vitreous.errors import ModelError, VitreousError
-from vitreous.export.formats import Opened
 from vitreous.export.graph import Inputs, Precision, Source
+from vitreous.export.opened import Opened
 
-COUNTS: dict[Precision, int] = {"fp32": 24, "fp16": 24, "int8": 100}
+COUNTS: dict[Precision, int] = {"fp32": 24, "fp16": 24, "bf16": 100, "int8": 100}
 """Bundled images for a proof: agreement of 98 % can't be seen on fewer than a hundred."""
-TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.02}
-"""The largest difference in probability; of int8, the largest share of labels that differ."""
+TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 0.02, "int8": 0.02}
+"""The largest difference in probability; of bf16 and int8, the largest share of labels that differ."""
+BY_LABELS: tuple[Precision, ...] = ("bf16", "int8")
+"""Precisions that are too coarse for a limit on every probability."""
 FIRST_BATCHES = (1, 2, 5)
 BATCH = 8
 
@@ -57,7 +59,7 @@ def compare(source: Source, opened: Opened, pictures: Sequence[bytes]) -> Found:
         decoded = [_picture(data, transform.preprocessing.channels) for data in batch]
         own = source.collate([source.prepare(each) for each in decoded])
         ours.append(source.probabilities(*own).numpy())
-        theirs.append(opened.run(_inputs(transform, decoded, facts)))
+        theirs.append(opened.run(_inputs(transform, decoded, facts)).probabilities)
     mine, other = np.concatenate(ours), np.concatenate(theirs)
     if mine.shape != other.shape or not np.isfinite(other).all() or labels != source.labels:
         return Found(opened.runtime, float("inf"), 0.0)
@@ -77,19 +79,29 @@ def _inputs(
     return Inputs(torch.stack([transform.normalized(each) for each in pixels]).numpy(), size)
 
 
-def check(found: Found, precision: Precision, tolerance: float | None, destination: Path) -> None:
-    """Raise if the exported file is too far from its source."""
+def gap(found: Found, precision: Precision, tolerance: float | None = None) -> str | None:
+    """Say how far the exported file is from its source where that is too far; None: it is close enough."""
     allowed = TOLERANCES[precision] if tolerance is None else tolerance
-    if precision == "int8":
+    if precision in BY_LABELS:
         good = 1 - found.agreement <= allowed + 1e-9 and np.isfinite(found.difference)
+        limit = f"{1 - allowed:.0%} of the labels"
     else:
         good = found.difference <= allowed
-    if not good:
-        limit = f"{1 - allowed:.0%} of the labels" if precision == "int8" else f"{allowed:.0e} in probability"
+        limit = f"{allowed:.0e} in probability"
+    if good:
+        return None
+    return (
+        f"{found.difference:.1e} away in probability and agrees on {found.agreement:.1%} of the labels "
+        f"(by {found.runtime}), outside {limit}"
+    )
+
+
+def check(found: Found, precision: Precision, tolerance: float | None, destination: Path) -> None:
+    """Raise if the exported file is too far from its source."""
+    if (away := gap(found, precision, tolerance)) is not None:
         raise DisagreementError(
-            f"the exported file is {found.difference:.1e} away in probability and agrees on "
-            f"{found.agreement:.1%} of the labels (by {found.runtime}), outside {limit}: {destination} was "
-            "not written; prove it with your own --images, or choose another --precision"
+            f"the exported file is {away}: {destination} was not written; prove it with your own --images, "
+            "or choose another --precision"
         )
 
 

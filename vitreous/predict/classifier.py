@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,11 @@ from vitreous import checkpoint, layouts, parallel
 from vitreous.data.augment import EvaluationTransform, normalize
 from vitreous.data.decode import decode
 from vitreous.data.sources.arrays import levels
-from vitreous.errors import CheckpointError, DataError, ModelError
+from vitreous.errors import CheckpointError, DataError, ModelError, OptionError
 from vitreous.models.weights import Model, Weights, require_fit
+
+if TYPE_CHECKING:
+    from vitreous.predict.engines import Engine
 
 Picture = str | Path | bytes | Image.Image | np.ndarray | Tensor
 
@@ -93,6 +96,8 @@ class Classifier:
     preprocess: EvaluationTransform
     labels: list[str]
     about: dict[str, Any] = field(default_factory=dict)
+    engine: "Engine | None" = None
+    """What computes the answers; None: the model itself, in float32."""
 
     @property
     def device(self) -> torch.device:
@@ -101,7 +106,12 @@ class Classifier:
 
     def to(self, device: str | torch.device) -> "Classifier":
         """Move the model, as torch's modules do; `auto` takes a GPU where there is one."""
-        self.model.to(parallel.choose_device(str(device)))
+        place = parallel.choose_device(str(device))
+        if self.engine is not None and place != self.device:
+            raise OptionError(
+                f"this classifier computes with {self.engine.name} on {self.device}: load it for {place}"
+            )
+        self.model.to(place)
         return self
 
     def predict(
@@ -184,7 +194,8 @@ class Classifier:
     def probabilities(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return calibrated probabilities (B, K) of a batch, on the CPU; `mask` is False for padding."""
         mask = None if mask is None else mask.to(self.device)
-        found = self.calibrated(self.model(images.to(self.device), mask)).cpu()
+        compute = self.model if self.engine is None else self.engine.logits
+        found = self.calibrated(compute(images.to(self.device), mask)).cpu()
         if not found.isfinite().all():
             raise ModelError(
                 "the model's answer is not a number: its weights hold inf or NaN, or overflow; load others"

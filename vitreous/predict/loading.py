@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from vitreous import checkpoint, console, layouts, parallel
-from vitreous.config import Preprocessing
+from vitreous.config import Inference, Preprocessing, Runtime
 from vitreous.data.augment import EvaluationTransform
 from vitreous.errors import CheckpointError, ModelError
 from vitreous.layouts import containers
 from vitreous.models import adapt
 from vitreous.models.weights import Model, Weights, build
+from vitreous.predict.choice import equip
 from vitreous.predict.classifier import Classifier
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
@@ -32,6 +33,8 @@ def load(
     heads: int | None = None,
     device: str | torch.device = "cpu",
     verify: bool = True,
+    runtime: Runtime = "torch",
+    precision: Inference = "float32",
 ) -> Classifier:
     """Load a classifier from any CKPT, and fit it to another task where asked.
 
@@ -46,6 +49,9 @@ def load(
         heads: Attention heads, for bare weights of a shape that nobody published.
         device: Where to put the model; `auto` takes a GPU where there is one.
         verify: Compare a sealed file's tensors with their checksums.
+        runtime: What computes its answers: torch, onnxruntime or openvino (proven against torch first); auto:
+            the fastest that is installed, by measurement.
+        precision: float32, bf16 or int8 (not by torch); auto: bf16 where the hardware has it and it wins.
     """
     place = parallel.choose_device(str(device))
     weights, origin = _read(source, heads=heads, image_size=image_size, verify=verify)
@@ -66,12 +72,13 @@ def load(
         image_size = None
     changes += adapt.set_sizes(model, image_size, patch_size)
     _report(f"{source}: {origin} layout", changes)
-    return Classifier(
+    made = Classifier(
         model=model.to(place),
         preprocess=_transform(weights.preprocessing, model),
         labels=names,
         about=weights.about,
     )
+    return equip(made, runtime, precision)
 
 
 def _read(

@@ -10,14 +10,14 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 import numpy as np
 
-from vitreous import checkpoint, console
+from vitreous import console
 from vitreous.errors import DataError
-from vitreous.models import architecture
 from vitreous.predict.classifier import Classifier, Failure, Prediction
+from vitreous.predict.identity import identity
 
 COLUMNS = ("file", "label", "probability", "top", "error", "model")
 TABLE_ROWS = 500
@@ -169,18 +169,9 @@ class _Rows:
 
 
 def fingerprint(classifier: Classifier) -> str:
-    """Return twelve digits that change with anything that could change an answer."""
-    facts: dict[str, Any] = {
-        "architecture": architecture.to_dict(classifier.model.config),
-        "tensors": checkpoint.checksums(
-            {name: each.cpu() for name, each in classifier.model.state_dict().items()}
-        ),
-        "preprocessing": repr(classifier.preprocess.preprocessing),
-        "labels": classifier.labels,
-        "calibration": [classifier.temperature, classifier.abstain],
-        "thresholds": classifier.thresholds if classifier.multilabel else None,
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    """Return twelve digits that change with anything that could change an answer, and a coarser precision."""
+    precision = "float32" if classifier.engine is None else classifier.engine.precision
+    return identity(classifier)[:12] + ("" if precision == "float32" else f"-{precision}")
 
 
 def visible(text: str) -> str:

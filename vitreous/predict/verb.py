@@ -3,18 +3,23 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
 from vitreous import console
+from vitreous.config import Inference, Runtime
 from vitreous.data import pictures
 from vitreous.errors import DataError
+from vitreous.predict.choice import equip
 from vitreous.predict.classifier import Classifier, Failure
 from vitreous.predict.inputs import find
 from vitreous.predict.output import CsvWriter, Finished, JsonWriter, TableWriter, Writer, fingerprint, resume
-from vitreous.predict.stream import predict_all
+from vitreous.predict.stream import batch_size, predict_all
 
 Form = Literal["table", "json", "csv"]
+LOOKED_AHEAD = 20_000
+"""Names that are read before the runtime is chosen: as many images are worth any of them."""
 
 
 @dataclass
@@ -35,14 +40,20 @@ def predict_files(
     batch: int | None = None,
     workers: int = 0,
     strict: bool = False,
+    runtime: Runtime = "torch",
+    precision: Inference = "float32",
 ) -> Counts:
     """Predict every image of `paths`, write the answers; raise at the end if all failed (strict: any)."""
     if top < 1:
         raise DataError(f"--top {top} is no number of labels: use 1 or more")
-    counts = Counts()
+    counts, tally = Counts(), pictures.Tally()
+    named = find(paths, tally=tally)
+    ahead = list(islice(named, LOOKED_AHEAD if "auto" in (runtime, precision) else 0))
+    classifier = equip(
+        classifier, runtime, precision, images=len(ahead), batch=batch or batch_size(classifier)
+    )
     writer, finished = _writer(classifier, form, out, counts)
-    tally = pictures.Tally()
-    items = (item for item in find(paths, tally=tally) if item.file not in finished)
+    items = (item for item in chain(ahead, named) if item.file not in finished)
     try:
         for entry in predict_all(classifier, items, top=top, batch=batch, workers=workers):
             writer.add(entry)

@@ -39,6 +39,8 @@ def card(classifier: Classifier, name: str, settings: Settings) -> dict[str, Any
             key: recipe[key] for key in SHOWN_OPTIONS if isinstance(recipe.get(key), str | int | float)
         },
         "device": str(classifier.device),
+        "runtime": "torch" if classifier.engine is None else classifier.engine.name,
+        "precision": "float32" if classifier.engine is None else classifier.engine.precision,
         "limits": {"bytes": settings.max_body, "pixels": settings.max_pixels, "images": settings.max_images},
     }
 

@@ -1,6 +1,7 @@
 """One classifier and its queue: from encoded images to answers within a deadline. Knows of no route."""
 
 import asyncio
+import functools
 import io
 import os
 import time
@@ -17,6 +18,7 @@ from vitreous.data.decode import decode
 from vitreous.data.guarded import TooCostly, Workers
 from vitreous.errors import DataError
 from vitreous.predict import Classifier, Prepared
+from vitreous.predict.choice import equip
 from vitreous.serve import bodies
 from vitreous.serve.admission import Admission, Reservation
 from vitreous.serve.batcher import Batcher
@@ -62,7 +64,12 @@ class Service:
             self.workers = Workers(self._arrays, self.settings.decode_memory)
 
     async def warm(self) -> None:
-        """Measure the model, then take requests."""
+        """Prepare what computes, measure it, then take requests."""
+        settings = self.settings
+        self.classifier = await asyncio.to_thread(
+            functools.partial(equip, say=lambda line: log("info", "runtime", message=line)),
+            *(self.classifier, settings.runtime, settings.precision),
+        )
         preprocessing = self.classifier.preprocess.preprocessing
         blank = np.zeros((*preprocessing.image_size, preprocessing.channels), np.uint8)
         example = self.classifier.prepare(blank)
@@ -73,7 +80,15 @@ class Service:
         batcher = self.batcher
         how = "on the event loop" if batcher.inline else f"in threads: {batcher.workers}"
         each = round(1000 * self.admission.seconds_per_image, 3)
-        log("info", "ready", batch=self.batcher.max_batch, compute=how, milliseconds_per_image=each)
+        runtime = "torch" if self.classifier.engine is None else self.classifier.engine.name
+        log(
+            "info",
+            "ready",
+            batch=batcher.max_batch,
+            compute=how,
+            milliseconds_per_image=each,
+            runtime=runtime,
+        )
 
     def close(self) -> None:
         """Finish the requests in progress."""

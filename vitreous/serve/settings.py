@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vitreous.config import Inference, Runtime
+
 MEBIBYTE = 1 << 20
 
 
@@ -45,6 +47,10 @@ class Settings:
     """Values of the Host header that are answered, without port; `*` answers all."""
     origins: tuple[str, ...] = ()
     """Other sites whose pages may use the server (CORS)."""
+    runtime: Runtime = "torch"
+    """What computes predictions; the attention routes look into torch's model in any case."""
+    precision: Inference = "float32"
+    """What predictions are computed in."""
     token: str | None = field(default=None, repr=False)
     """Where set, requests must carry `Authorization: Bearer TOKEN`."""
 

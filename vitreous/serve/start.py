@@ -11,6 +11,7 @@ from pathlib import Path
 import uvicorn
 
 from vitreous import console
+from vitreous.config import Inference, Runtime
 from vitreous.errors import VitreousError
 from vitreous.predict import Classifier
 from vitreous.serve import logs
@@ -127,6 +128,8 @@ def settings(
     max_batch: int = Settings.max_batch,
     max_body_mib: float = Settings.max_body / MEBIBYTE,
     max_pixels: int = Settings.max_pixels,
+    runtime: Runtime = "torch",
+    precision: Inference = "float32",
 ) -> Settings:
     """Return the settings that the command line names, or say which of them can't be."""
     given = {"--deadline": deadline, "--queue": queue, "--max-batch": max_batch}
@@ -144,6 +147,8 @@ def settings(
         max_batch=max_batch,
         max_body=int(max_body_mib * MEBIBYTE),
         max_pixels=max_pixels,
+        runtime=runtime,
+        precision=precision,
         hosts=tuple(dict.fromkeys((*Settings.hosts, *address, *allow_host))),
         origins=tuple(origin.lower() for origin in allow_origin),
         token=read_token(token_file, os.environ.get("VITREOUS_TOKEN")),
