@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import digits_files
 from vitreous import api, cli
-from vitreous.cli import flags, verbs
+from vitreous.cli import flags, learning
 from vitreous.config import (
     BenchConfig,
     CleanConfig,
@@ -187,7 +187,7 @@ def test_auto_can_be_written() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "train", train)
-        patch.setattr(verbs, "_show_run", lambda run: None)
+        patch.setattr(learning, "_show_run", lambda run: None)
         words = ["train", "--lr", "auto", "--image-size", "auto", "--model", "auto", "--optimizer", "auto"]
         assert cli.main([*words, "--patch-size", "4", "--epochs", "2"]) == 0
     assert found == [TrainConfig(patch_size=(4,), epochs=2)]
