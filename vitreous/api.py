@@ -326,7 +326,7 @@ def predict(
     config = from_keywords(PredictConfig, options, "predict")
     if config.top < 1:
         raise OptionError(f"top={config.top} is no number of labels: use 1 or more")
-    classifier = with_threshold(_load(checkpoint, config.device), config.abstain)
+    classifier = with_threshold(_load(checkpoint, config.device).merging(config.merge), config.abstain)
     from vitreous.predict import inputs, stream
     from vitreous.predict.choice import equip
 

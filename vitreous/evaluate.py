@@ -12,7 +12,7 @@ from vitreous import checkpoint, console
 from vitreous.config import EvaluateConfig
 from vitreous.data import Batch, Dataset, InMemory, Split, open_data
 from vitreous.data.augment import normalize
-from vitreous.errors import CheckpointError, DataError, ModelError
+from vitreous.errors import CheckpointError, DataError, ModelError, OptionError
 from vitreous.evals import accuracy, alignment, answers, calibration, corruptions, multilabel, outputs, real
 from vitreous.evals.answers import Answers
 from vitreous.evals.multilabel import Scores
@@ -46,7 +46,7 @@ class Measured:
 def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous evaluate`."""
     dataset = open_data(data, data_root=options.data_root, seed=options.seed)
-    classifier = load(source, device=options.device)
+    classifier = load(source, device=options.device).merging(options.merge)
     if not classifier.labels:
         raise ModelError(f"{source} has no classes: fine-tune it first, or use `vitreous probe`")
     name, split = dataset.part(options.split)
@@ -56,6 +56,10 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
         )
     if options.abstain is not None:
         classifier.about = {**classifier.about, "abstain": options.abstain}
+    if options.calibrate and options.merge:
+        raise OptionError(
+            "--calibrate fits the model as it is sealed, which merges nothing: leave --merge out"
+        )
     sealed = _sealed_file(source) if options.calibrate else None
     if sealed and ("val" not in dataset.splits or name in ("val", "all")):
         raise DataError("calibration needs a val split besides the one that is measured")
@@ -212,7 +216,8 @@ def _at_resolutions(
 ) -> list[dict[str, Any]]:
     rows = []
     for size in options.resolutions:
-        measured = measure(load(source, image_size=size, device=options.device), dataset, split, options)
+        classifier = load(source, image_size=size, device=options.device).merging(options.merge)
+        measured = measure(classifier, dataset, split, options)
         rows.append({"image_size": size, "accuracy": float(measured.right.mean())})
     return rows
 

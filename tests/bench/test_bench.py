@@ -30,6 +30,7 @@ OPTIONS = {
     "batch_size": "test_cases.py::test_lists_give_all_combinations_with_commas_or_spaces",
     "precision": "test_predict.py::test_precision_changes_the_answer_of_all",
     "runtime": "test_predict.py::test_ours_predicts_on_the_runtimes_that_are_named",
+    "merge": "test_predict.py::test_ours_merges_as_many_patches_as_are_named",
     "against": "test_bench.py::test_one_json_list_and_nothing_else",
     "rounds": "test_bench.py::test_rounds_and_profile_and_workers_reach_what_is_timed",
     "profile": "test_bench.py::test_rounds_and_profile_and_workers_reach_what_is_timed",

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.bench.conftest import place_in, tiny_case
-from vitreous.bench import predict
+from vitreous.bench import cases, predict
+from vitreous.config import BenchConfig
 from vitreous.predict import Classifier
 
 
@@ -62,6 +63,16 @@ def test_ours_predicts_on_the_runtimes_that_are_named(
     for each in found[:-1]:
         mine: Any = each.work()
         torch.testing.assert_close(mine, torch.from_numpy(theirs.probabilities), atol=1e-6, rtol=1e-4)
+
+
+def test_ours_merges_as_many_patches_as_are_named(tmp_path: Path) -> None:
+    (asked,) = cases.read(BenchConfig(job=("predict",), merge=("0,1",))).cases
+    case = tiny_case("predict", merges=asked.merges)
+    plain, merged = predict.contenders(case, place_in(tmp_path))
+    assert (plain.name, merged.name) == ("vitreous", "vitreous, merging 1") and merged.ours
+    assert (plain.merge, merged.merge) == (0, 1)
+    one, other = plain.work(), merged.work()
+    assert not torch.equal(one, other)  # type: ignore[arg-type]
 
 
 def test_what_has_no_such_precision_is_left_out_saying_so(

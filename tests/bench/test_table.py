@@ -45,7 +45,7 @@ def test_every_row_has_the_same_keys_and_is_plain_json() -> None:
     assert json.loads(json.dumps(found)) == found
     assert found[0] == {
         **{"name": "vitreous", "version": "1.0", "job": "train", "model": "vit_tiny_patch16_224"},
-        **{"data": None, "image_size": [32, 32], "batch_size": 2, "precision": "float32"},
+        **{"data": None, "image_size": [32, 32], "batch_size": 2, "precision": "float32", "merge": 0},
         **{"images_per_second": 20.0, "lowest": 10.0, "highest": 30.0, "rounds": 3, "ratio": None},
         "images_per_core_second": None,
         **{"mfu": None, "peak_memory_bytes": None, "first_seconds": 3.0},

@@ -59,7 +59,8 @@ def bench(asked: Request) -> dict[str, Any]:
             console.note(table.brief(rows))  # now: a run that is stopped has said something
             found += [(case, row) for row in rows]
     for case, row in found:  # at the end: the ceiling may have been seen higher in a later round
-        row["mfu"] = ceiling.utilization(case, row["images_per_second"])
+        if not row["merge"]:
+            row["mfu"] = ceiling.utilization(case, row["images_per_second"])
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": machine,

@@ -40,6 +40,8 @@ class Case:
     """What is loaded."""
     runtimes: tuple[str, ...] = ("torch",)
     """What ours predicts with, one after the other."""
+    merges: tuple[int, ...] = (0,)
+    """How many patches ours merges in each block, one after the other."""
 
     @property
     def architecture(self) -> Architecture:
@@ -78,6 +80,11 @@ def read(config: BenchConfig) -> Request:
     runtimes = tuple(_chosen("--runtime", config.runtime, ("torch", *RUNTIMES))) or ("torch",)
     if runtimes != ("torch",) and "predict" not in jobs:
         raise OptionError(f"--runtime is for predict, not for {' and '.join(jobs)}: add --job predict")
+    merges = tuple(_merge(each) for each in _words(config.merge)) or (0,)
+    if merges != (0,) and "predict" not in jobs:
+        raise OptionError(f"--merge is for predict, not for {' and '.join(jobs)}: add --job predict")
+    if merges != (0,) and runtimes != ("torch",):
+        raise OptionError("--merge is computed by torch: leave --runtime out")
     if "int8" in precisions and jobs != ["predict"]:
         raise OptionError(f"--precision int8 is for predict alone, not for {' and '.join(jobs)}")
     if not jobs or not precisions:
@@ -95,7 +102,9 @@ def read(config: BenchConfig) -> Request:
     cases: list[Case] = []
     for job in jobs:
         found = _cases(job, models, sizes, batches, precisions)
-        cases += [replace(each, runtimes=runtimes) for each in found] if job == "predict" else found
+        if job == "predict":
+            found = [replace(each, runtimes=runtimes, merges=merges) for each in found]
+        cases += found
     return Request(
         cases=cases,
         peers=peers,
@@ -166,6 +175,12 @@ def _model(name: str) -> str:
 def _batch(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise OptionError(f"--batch-size {text} is no number of images: give 1 or more")
+    return int(text)
+
+
+def _merge(text: str) -> int:
+    if not text.isdecimal():
+        raise OptionError(f"--merge {text} is no number of patches: give 0 or more")
     return int(text)
 
 

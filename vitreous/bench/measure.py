@@ -35,6 +35,8 @@ class Contender:
     ours: bool = False
     """Whether it is no peer. Ratios are of the first of ours over each peer."""
     close: Callable[[], object] = lambda: None
+    merge: int = 0
+    """Patches that it merges in each block: it computes less than the model's count of operations then."""
 
 
 @dataclass

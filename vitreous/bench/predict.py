@@ -7,6 +7,7 @@ the graph that `vitreous export` writes.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +49,12 @@ def contenders(case: Case, place: Place) -> Iterator[Contender]:
     classifier = Classifier(model.to(device).eval(), transform, names)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(case.batch_size, *model.config.input_shape, generator=generator).to(device)
-    for runtime in case.runtimes:
-        if (own := on_runtime(classifier, runtime, case, place)) is not None:
+    for runtime, merge in product(case.runtimes, case.merges):
+        if (own := on_runtime(classifier.merging(merge), runtime, case, place)) is not None:
             name = "vitreous" if runtime == "torch" else f"vitreous on {runtime}"
-            yield Contender(name, partial(own.probabilities, images), case.batch_size, __version__, ours=True)
+            name += f", merging {merge}" if merge else ""
+            call = partial(own.probabilities, images)
+            yield Contender(name, call, case.batch_size, __version__, ours=True, merge=merge)
     if case.precision == "int8":
         _left_out(place, ("timm", "transformers", "torchvision"), "it has no int8 here")
     else:

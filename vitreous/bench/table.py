@@ -28,6 +28,7 @@ def row(case: Case, timed: "Timed", ours: float | None, on_cores: bool = False) 
         "image_size": None if size is None else list(size),
         "batch_size": case.batch_size,
         "precision": case.precision,
+        "merge": contender.merge,
         "images_per_second": timed.rate,
         "lowest": min(timed.rates),
         "highest": max(timed.rates),

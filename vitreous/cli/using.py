@@ -73,7 +73,7 @@ def predict(
         raise OptionError("--json, --csv and --out exclude each other: choose one")
     config = from_keywords(PredictConfig, options, "predict")
     predict_files(
-        api.with_threshold(load(checkpoint, device=config.device), config.abstain),
+        api.with_threshold(load(checkpoint, device=config.device).merging(config.merge), config.abstain),
         paths,
         form="json" if json else "csv" if csv else "table",
         out=out,

@@ -56,6 +56,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "workers",
         "precision",
         "runtime",
+        "merge",
         "pixels",
         "compile",
         "checkpointing",

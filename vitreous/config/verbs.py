@@ -39,6 +39,9 @@ class EvaluateConfig:
     """Also measure under ImageNet-C's fifteen corruptions at five severities."""
     resolutions: tuple[int, ...] = ()
     """Also measure at these image sizes; positions are resampled."""
+    merge: int = 0
+    """Merge so many similar patches in each block, as `predict --merge` does; what --compare names merges
+    none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +169,8 @@ class PredictConfig:
     that is installed, where there are images enough for it to pay."""
     precision: Inference = "float32"
     """float32; bf16; int8 (not by torch); auto: bf16 where the processor has it and it is faster."""
+    merge: int = 0
+    """Merge so many patches that are alike in each block of a ViT (ToMe): faster, and less accurate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +249,8 @@ class BenchConfig:
     """bf16, float32, or auto: what `train`, and what `predict`, takes here; int8 for predict alone."""
     runtime: tuple[str, ...] = ("torch",)
     """What ours predicts with: torch, onnxruntime, openvino; ratios are of the first."""
+    merge: tuple[int | str, ...] = (0,)
+    """Patches that ours merges in each block of a ViT when it predicts: a row for each number."""
     rounds: int = 5
     """How often each is timed in turn; the median counts."""
     profile: bool = False

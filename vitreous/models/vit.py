@@ -34,6 +34,7 @@ class Geometry(NamedTuple):
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, (N, D/H) each
     offsets: Tensor | None = None  # (N, N) rows of the relative table
     visible: Tensor | None = None  # (B, 1, 1, N) keys that may be attended to
+    weight: Tensor | None = None  # (B, 1, 1, N) logs of how often each key counts
 
 
 class PatchEmbed(nn.Module):
@@ -71,7 +72,10 @@ class Attention(nn.Module):
             self.offset_embed = nn.Parameter(torch.empty(rows, config.width // config.heads))
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:  # (B, N, D)
-        q, k, v = self.project(x, geometry)
+        return self.attend(*self.project(x, geometry), geometry)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, geometry: Geometry) -> Tensor:  # → (B, N, D)
+        """Return what the tokens gather from each other, through the last projection."""
         dropout = self.dropout if self.training else 0.0
         bias = self.bias(q, geometry)
         if bias is None and not dropout and _few_tokens(q):
@@ -88,9 +92,10 @@ class Attention(nn.Module):
         return q, k, v
 
     def bias(self, q: Tensor, geometry: Geometry) -> Tensor | None:
-        """Return what is added to the logits: offset embeddings as extra keys (section D.4), and the mask."""
+        """Return what is added to the logits: offset embeddings as extra keys (section D.4), mask, weight."""
         if geometry.offsets is None:
-            return geometry.visible  # boolean: hidden keys get no weight
+            # Boolean: hidden keys get no weight. Merged tokens (models/merge.py) are never hidden.
+            return geometry.visible if geometry.weight is None else geometry.weight
         logits = q @ self.offset_embed.mT * self.scale  # (B, H, N, rows)
         bias = logits.gather(-1, geometry.offsets.expand(*q.shape[:2], -1, -1))
         return bias if geometry.visible is None else bias.masked_fill(~geometry.visible, float("-inf"))

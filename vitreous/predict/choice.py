@@ -75,9 +75,12 @@ def equip(
 def candidates(runtime: Runtime, precision: Inference, classifier: Classifier) -> list[tuple[str, str]]:
     """Return the ways that fit what was asked for, or say why there are none."""
     on_cpu = classifier.device.type == "cpu"
+    merges = getattr(classifier.model, "merge", 0) > 0
+    if merges and runtime not in ("auto", "torch"):
+        raise OptionError(f"--merge is computed by torch, not by {runtime}: leave one of them out")
     if runtime not in ("auto", "torch") and not on_cpu:
         raise OptionError(f"{runtime} computes on the CPU, not on {classifier.device}: give --device cpu")
-    known = [runtime] if runtime != "auto" else ["torch", *(_installed() if on_cpu else [])]
+    known = [runtime] if runtime != "auto" else ["torch", *(_installed() if on_cpu and not merges else [])]
     wanted = ["float32", "bf16"] if precision == "auto" else [precision]
     pairs = [(one, other) for one, other in product(known, wanted) if other in HAS[one]]
     if not pairs:

@@ -114,6 +114,12 @@ class Classifier:
         self.model.to(place)
         return self
 
+    def merging(self, merge: int) -> "Classifier":
+        """Return a classifier of the same weights that merges so many patches in each block; 0: itself."""
+        from vitreous.models.merge import merging
+
+        return replace(self, model=merging(self.model, merge)) if merge else self
+
     def predict(
         self,
         pictures: Iterable[Picture] | Picture,
