@@ -50,7 +50,10 @@ def test_no_option_is_forgotten() -> None:
 
 
 def test_one_json_list_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", *WORDS, "--against", "timm", "torchvision", "--json"]) == 0
+    assert (
+        cli.main(["bench", *WORDS, "--precision", "float32", "--against", "timm", "torchvision", "--json"])
+        == 0
+    )
     said = capsys.readouterr()
     rows = json.loads(said.out)
     names = ["vitreous", "timm", "torchvision"]
