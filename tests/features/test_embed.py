@@ -151,3 +151,17 @@ def test_data_that_is_not_there_is_one_line(headless: Path, capsys: pytest.Captu
     assert capsys.readouterr().err.startswith(
         "error: no data at 'no/data': give a folder or file that exists"
     )
+
+
+def test_features_of_other_data_are_not_replaced(digits_file: Path, tmp_path: Path) -> None:
+    out, pixels = tmp_path / "x.npz", np.zeros((2, 8, 8, 1), np.uint8)
+    for name in ("one", "two"):
+        np.savez(tmp_path / f"{name}.npz", x_train=pixels, y_train=np.arange(2))
+    for _ in range(2):  # the same data again is written anew
+        vitreous.embed(digits_file, tmp_path / "one.npz", out=str(out))
+    before = out.read_bytes()
+    with pytest.raises(OptionError, match="x.npz holds the features of .*one.npz: choose another --out"):
+        vitreous.embed(digits_file, tmp_path / "two.npz", out=str(out))
+    assert out.read_bytes() == before
+    with pytest.raises(OptionError, match="one.npz holds something else than features"):
+        vitreous.embed(digits_file, "digits", out=str(tmp_path / "one.npz"))

@@ -11,7 +11,7 @@ import numpy as np
 from vitreous.config import EmbedConfig
 from vitreous.data import InMemory
 from vitreous.data.images import ArrayImages
-from vitreous.errors import OptionError
+from vitreous.errors import DataError, OptionError
 from vitreous.evals import features
 from vitreous.features import index
 from vitreous.features.gather import Pictures, gather, load_model, open_any
@@ -25,6 +25,8 @@ def embed(source: str, data: str | InMemory, options: EmbedConfig) -> dict[str, 
     path = Path(options.out)
     if path.suffix != ".npz":
         raise OptionError(f"--out {path} is no .npz file: give a name that ends in .npz")
+    source_of_data = place(str(data), options.data_root)
+    _keep_others(path, source_of_data)
     dataset = open_any(data, options.data_root)
     classifier = load_model(source, options)
     pictures = gather(classifier, dataset, options)
@@ -32,7 +34,7 @@ def embed(source: str, data: str | InMemory, options: EmbedConfig) -> dict[str, 
         "version": __version__,
         "model": describe(source, classifier, options),
         "data": {
-            "source": place(str(data), options.data_root),
+            "source": source_of_data,
             "data_root": options.data_root and os.path.abspath(options.data_root),
             "arrays": isinstance(pictures.whole.images, ArrayImages),
             "fingerprint": dataset.fingerprint,
@@ -48,6 +50,17 @@ def embed(source: str, data: str | InMemory, options: EmbedConfig) -> dict[str, 
         "checksum": about["model"]["checksum"],
         "bad_files": pictures.bad,
     }
+
+
+def _keep_others(path: Path, data: str) -> None:
+    """Refuse to write over the features of other data: they may have taken hours."""
+    if path.is_file():
+        try:
+            held = f"the features of {index.read(path).about['data']['source']}"
+        except DataError:
+            held = "something else than features"
+        if held != f"the features of {data}":
+            raise OptionError(f"{path} holds {held}: choose another --out, or remove it")
 
 
 def of(pictures: Pictures, about: dict[str, Any]) -> Index:

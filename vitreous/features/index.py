@@ -54,6 +54,8 @@ def write(path: Path, index: Index) -> None:
 
 def read(path: Path) -> Index:
     """Read an index; refuse what is none, is damaged or would run code."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: give the .npz file that `vitreous embed` wrote")
     if not path.is_file():
         raise DataError(f"no index at {path}: make one with `vitreous embed CKPT DATA --out {path}`")
     try:
@@ -80,7 +82,11 @@ def read(path: Path) -> Index:
 
 def _check_plain(file: Any) -> None:
     """Refuse compressed members: unpacked, they could take any amount of memory."""
-    with zipfile.ZipFile(file) as archive:
+    try:
+        archive = zipfile.ZipFile(file)
+    except zipfile.BadZipFile:
+        raise ValueError("it is damaged, cut off or of another kind") from None
+    with archive:
         if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
             raise ValueError("its arrays are compressed")
     file.seek(0)
