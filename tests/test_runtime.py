@@ -196,8 +196,9 @@ def test_auto_makes_no_graph_that_would_not_pay(digits: Classifier, monkeypatch:
     monkeypatch.setattr(choice, "_installed", lambda: ["onnxruntime"])
     monkeypatch.setattr(choice, "seconds", lambda *_, **__: 0.1)
     monkeypatch.setattr(graphs, "is_made", lambda *_: False)
-    needed = choice.worth(digits, "onnxruntime", "float32", 0.1)
-    assert needed == round((3 + 20 + 48 * 0.1) / 0.02)
+    needed = choice.worth(digits, "onnxruntime", "float32", 0.1, 1)
+    assert needed == round((3 + 20 + 48 * 0.1 + 2 * 4 * 0.1) / 0.02)  # to open, make, prove and time it
+    assert choice.worth(digits, "torch", "bf16", 0.1, 32) == round(2 * 4 * 32 * 0.1 / 0.02)
     said: list[str] = []
     assert choice.equip(digits, "auto", images=needed - 1, say=said.append).engine is None
     assert f"pays from about {needed:,} images on" in said[0]

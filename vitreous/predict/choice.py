@@ -125,8 +125,8 @@ def _fastest(
     for runtime, precision in pairs:
         if (runtime, precision) == PLAIN:
             continue
-        if fallback and runtime != "torch" and images is not None:
-            needed = worth(classifier, runtime, precision, each)
+        if fallback and images is not None:
+            needed = worth(classifier, runtime, precision, each, batch)
             if images < needed:
                 say(f"{runtime} in {precision} is left out: it pays from about {needed:,} images on")
                 continue
@@ -136,6 +136,9 @@ def _fastest(
             if not fallback:
                 raise
             say(f"{runtime} in {precision} is left out: {error}")
+    if fallback and len(ready) == 1:
+        say("runtime: torch in float32")
+        return classifier
     ways = measured(ready, batch)
     first = ways[0]
     best = min(ways, key=lambda way: way.seconds * (GAIN if way is first and fallback else 1))
@@ -144,13 +147,18 @@ def _fastest(
     return best.classifier
 
 
-def worth(classifier: Classifier, runtime: str, precision: str, each: float) -> int:
-    """Return from how many images on another runtime is expected to pay, if torch takes `each` seconds."""
+def worth(classifier: Classifier, runtime: str, precision: str, each: float, batch: int) -> int:
+    """Return from how many images on another way is expected to pay, if torch takes `each` seconds for one.
+
+    To find out costs something too: both ways compute some batches.
+    """
     from vitreous.export.proof import COUNTS
     from vitreous.predict import graphs
 
-    cost = OPEN_SECONDS
-    if not graphs.is_made(classifier, runtime, precision):
+    cost = 2 * (1 + TIMES) * batch * each
+    if runtime != "torch":
+        cost += OPEN_SECONDS
+    if runtime != "torch" and not graphs.is_made(classifier, runtime, precision):
         cost += MAKE_SECONDS + 2 * COUNTS[graphs.PRECISIONS[precision]] * each
     return round(cost / (SAVED * each))
 
