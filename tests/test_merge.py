@@ -12,6 +12,7 @@ import vitreous
 from tests.conftest import digits_files, randomize
 from vitreous import cli
 from vitreous.errors import ModelError, OptionError
+from vitreous.evaluate import summary
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.merge import MergingTransformer, join, merging, pair_up
 from vitreous.models.resnet import ResNet
@@ -106,7 +107,9 @@ def test_no_more_is_merged_than_there_is() -> None:
 
 @pytest.mark.parametrize("merge", [-1, 0, 19])
 def test_a_number_that_does_not_fit_is_refused(merge: int) -> None:
-    with pytest.raises(ModelError, match=f"{merge} patches of 36 can't be merged in a block: use 1 to 18"):
+    with pytest.raises(
+        ModelError, match=f"{merge} patches of 36 can't be merged in a block: use 0 .none. to 18"
+    ):
         merging(model(), merge)
 
 
@@ -139,6 +142,8 @@ def test_predict_and_evaluate_merge_as_many_as_they_are_told(
     assert [each.probability for each in said] == pytest.approx(answers["4"])  # type: ignore[union-attr]
     plain = vitreous.evaluate(digits_file, "digits")
     found = vitreous.evaluate(digits_file, "digits", merge=4, compare=str(digits_file))
+    assert found.merge == 4 and "merge" not in plain.to_dict()
+    assert ("patches merged in each block", 4) in summary(found.to_dict())
     assert found.loss > plain.loss and found.compare.accuracy == plain.accuracy
     assert digits.merging(0) is digits
     assert fingerprint(digits.merging(4)) != fingerprint(digits)  # an --out file is not continued with it

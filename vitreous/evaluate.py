@@ -67,6 +67,8 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
     if sealed:
         measured, calibrated = _calibrate(sealed, measured, dataset, name, options)
     document: dict[str, Any] = {"checkpoint": str(source), "data": str(data), "split": name}
+    if options.merge:
+        document["merge"] = options.merge
     document |= figures(measured, options)
     if calibrated is not None:
         document["calibration"] = calibrated
@@ -265,6 +267,8 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
         ("F1, mean of classes", percent(document["f1"])),
         ("calibration error", percent(document["ece"])),
     ]
+    if "merge" in document:
+        rows.insert(1, ("patches merged in each block", document["merge"]))
     if "mean_average_precision" in document:
         rows.insert(1, ("mean average precision", percent(document["mean_average_precision"])))
     if "real_accuracy" in document:
@@ -285,8 +289,11 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
         rows.append(("error under corruptions", percent(document["corruptions"]["mean_error"])))
     if other := document.get("compare"):
         rows += [
-            (f"accuracy, {other['checkpoint']}", percent(other["accuracy"])),
-            ("difference", f"{percent(other['difference'])} (p = {other['p_value']:.3g}, paired)"),
+            (f"accuracy, {other['checkpoint']} (compared)", percent(other["accuracy"])),
+            (
+                "difference, compared less this",
+                f"{percent(other['difference'])} (p = {other['p_value']:.3g}, paired)",
+            ),
         ]
     if document["bad_files"]:
         rows.append(("unreadable files", len(document["bad_files"])))

@@ -66,6 +66,13 @@ def test_time_that_goes_into_waiting() -> None:
     assert not advise(results(0.9, 0.9, bottleneck="model", waited_for_data=0.1), {}, PLAN, "accuracy")
 
 
+def test_a_dozen_images_are_too_few_to_tell() -> None:
+    """Two of twelve are wrong: within two standard errors of none at all."""
+    for count, told in ((12, False), (200, True)):
+        found = {"train": {"accuracy": 0.96}, "test": {"accuracy": 10 / 12, "count": count}}
+        assert bool(advise(found, {}, PLAN, "accuracy")) == told
+
+
 def test_several_labels_and_missing_figures() -> None:
     scores = {"train": {"mean_average_precision": 0.9}, "val": {"mean_average_precision": 0.6}}
     line = advise(scores, {}, PLAN, "mean_average_precision")[0]

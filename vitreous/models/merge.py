@@ -66,7 +66,9 @@ def merging(model: Model, merge: int) -> MergingTransformer:
         raise ModelError("a ResNet has no tokens to merge: leave merging out")
     most = config.patches // 2
     if not 0 < merge <= most:
-        raise ModelError(f"{merge} patches of {config.patches} can't be merged in a block: use 1 to {most}")
+        raise ModelError(
+            f"{merge} patches of {config.patches} can't be merged in a block: use 0 (none) to {most}"
+        )
     if config.positions in PLACELESS:
         raise ModelError(
             f"a model with {config.positions} positions can't merge tokens: attention asks where each one is"

@@ -5,6 +5,7 @@ and of the time.
 """
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from typing import Any
 
 from vitreous.training.plan import Plan
@@ -57,12 +58,17 @@ def _fit(results: Mapping[str, Any], plan: Plan, headline: str) -> str:
     figures = f"{known:.1%} of training images, {others:.1%} of {split}"
     if headline != "accuracy":
         figures = f"{headline.replace('_', ' ')} {known:.1%} on training images, {others:.1%} on {split}"
-    if known - others > GAP:
+    if known - others > max(GAP, 2 * _error(others, results[split].get("count"))):
         start = "" if plan.init else ", or a trained model to start from (--init)"
         return f"overfitting ({figures}): try {_harder(plan)}, more images{start}"
     if known < LEARNED:
         return f"underfitting ({figures}): try {_longer(plan)}, or {_easier(plan)}"
     return ""
+
+
+def _error(share: float, count: float | None) -> float:
+    """Return the standard error of a share of so many images: of a dozen, two wrong ones say little."""
+    return sqrt(share * (1.0 - share) / count) if count else 0.0
 
 
 def _longer(plan: Plan) -> str:
