@@ -129,3 +129,14 @@ def test_results_that_could_not_be_written_are_not_computed(
         with pytest.raises(NotADirectoryError):
             verb(digits_file, "digits", out=tmp_path / "file" / "x")
     assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_the_report_of_a_run_is_not_replaced(digits_file: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").touch()
+    with pytest.raises(OptionError, match="run is the folder of a run, whose report would be lost"):
+        vitreous.evaluate(digits_file, "digits", out=str(run))
+    with pytest.raises(OptionError, match="is the folder of a run"):
+        vitreous.inspect(digits_file, out=str(run))
+    assert [each.name for each in run.iterdir()] == ["metrics.jsonl"]

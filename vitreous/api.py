@@ -238,7 +238,7 @@ def evaluate(checkpoint: Text, data: Data, **options: Any) -> Figures:
 
     config = from_keywords(EvaluateConfig, options, "evaluate")
     source, name = os.fspath(checkpoint), _source(data)
-    folder = None if config.out is None else prepare_folder(config.out)
+    folder = None if config.out is None else report_folder(config.out)
     document = work(source, name, config)
     if folder is not None:
         from vitreous.data import open_data
@@ -283,7 +283,7 @@ def search(index: Text, queries: "Picture | Iterable[Picture]", **options: Any) 
     from vitreous.predict.inputs import items
 
     config = from_keywords(SearchConfig, options, "search")
-    folder = None if config.out is None else prepare_folder(config.out)
+    folder = None if config.out is None else report_folder(config.out)
     given, path = list(items(queries)), os.fspath(index)
     bank, document = work(path, given, config)
     found = Matches(document)
@@ -307,7 +307,7 @@ def clean(checkpoint: Text, data: Data, **options: Any) -> Figures:
 
     config = from_keywords(CleanConfig, options, "clean")
     source, name = os.fspath(checkpoint), _source(data)
-    folder = None if config.out is None else prepare_folder(config.out)
+    folder = None if config.out is None else report_folder(config.out)
     dataset = open_any(name, config.data_root)
     document = work(source, name, dataset, config)
     if folder is not None:
@@ -356,7 +356,7 @@ def inspect(checkpoint: Text, images: Text | Iterable[Text] = (), **options: Any
 
     config = from_keywords(InspectConfig, options, "inspect")
     source, files = os.fspath(checkpoint), _paths(images)
-    folder = prepare_folder(config.out)
+    folder = report_folder(config.out)
     document = work(
         source,
         files,
@@ -416,7 +416,7 @@ def bench(**options: Any) -> Benchmark:
 
     config = from_keywords(BenchConfig, options, "bench")
     asked = cases.read(config)  # what can't be timed is refused before a folder is made
-    folder = None if config.out is None else prepare_folder(config.out)
+    folder = None if config.out is None else report_folder(config.out)
     document = {"command": command("bench", (), config), **work(asked)}
     if folder is not None:
         table.write(folder, document)
@@ -442,6 +442,13 @@ def reproduce(name: str | None = None, **options: Any) -> Figures:
         return Figures({row["name"]: row for row in listing(config)})
     folder, found = work(name, config)
     return Figures(found, folder=folder)
+
+
+def report_folder(path: Text) -> Path:
+    """Make a folder for a report of its own; that of a run has one already, which would be lost."""
+    if (Path(path) / "metrics.jsonl").exists():
+        raise OptionError(f"--out {path} is the folder of a run, whose report would be lost: choose another")
+    return prepare_folder(path)
 
 
 def prepare_folder(path: Text) -> Path:

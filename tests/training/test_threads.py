@@ -46,7 +46,9 @@ def test_a_second_thread_must_help(
     plan = choose(TrainConfig(), DIGITS)
     threads.settle(zoo.build(plan.architecture), plan, CPU)
     assert torch.get_num_threads() == count
-    assert (f"threads: 1 ({several:.1f} times its time with 2" in capsys.readouterr().err) == (count == 1)
+    assert (f"threads: 1 (2 would take {several:.1f} times as long" in capsys.readouterr().err) == (
+        count == 1
+    )
 
 
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,11 +50,8 @@ def open_pictures(
     """Open DATA with its labels, or as pictures of one class where it has none, as in a flat folder."""
     try:
         return open_data(spec, data_root=data_root, seed=seed, carve=carve)
-    except DataError as error:
-        try:
-            return open_data(spec, data_root=data_root, seed=seed, carve=carve, labelled=False)
-        except DataError:
-            raise error from None
+    except DataError:
+        return open_data(spec, data_root=data_root, seed=seed, carve=carve, labelled=False)
 
 
 def is_image(spec: str | Path | InMemory) -> bool:

@@ -132,7 +132,9 @@ def seconds(text: str | float) -> float:
     try:
         found = float(number) * units[unit]
     except ValueError:
-        found = 0.0
+        found = float("nan")
+    if found == 0.0:
+        raise OptionError(f"time {text!r} is none at all: give more, such as 90s or 10m")
     if not 0.0 < found < float("inf"):
         raise OptionError(
             f"time {text!r} is not understood: give a number and s, m, h or d, such as 90s or 10m"

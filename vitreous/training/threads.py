@@ -31,7 +31,7 @@ def settle(model: Model, plan: Plan, world: parallel.World) -> None:
         return
     several, alone = (_seconds(lambda: _compute(model, plan), count) for count in (most, 1))
     if several > HELPS * alone:
-        console.note(f"threads: 1 ({several / alone:.1f} times its time with {most}, measured)")
+        console.note(f"threads: 1 ({most} would take {several / alone:.1f} times as long, measured)")
     else:
         torch.set_num_threads(most)
 

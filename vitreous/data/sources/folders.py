@@ -27,7 +27,8 @@ def open_source(root: Path, labelled: bool = True) -> Found:
         elif folder != root:
             tally.add(pictures.EMPTY, folder.name)
     if not splits:
-        raise DataError(f"{root}: no images found below it ({_expected()}){_but(tally)}")
+        expected = f" ({_expected()})" if labelled else ""
+        raise DataError(f"{root}: no images found below it{expected}{_but(tally)}")
     classes = {label for _, labels in splits.values() for label in labels if isinstance(label, str)}
     if labelled and "train" in splits and len(classes) < 2:
         raise DataError(
