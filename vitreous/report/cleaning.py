@@ -31,7 +31,7 @@ def write_clean(folder: Path, document: dict[str, Any], dataset: Dataset, top: i
     galleries = {
         "wrong_labels": _wrong_labels(album, found["wrong_labels"]),
         "near_copies": [_copies(album, group) for group in found["near_copies"]],
-        "outliers": _outliers(album, found["outliers"]),
+        "outliers": _outliers(album, found["outliers"], document["outlier_limit"]),
     }
     notes = [
         f"{len(document[name]) - most:,} more under {title}: they are in suspicious.csv"
@@ -68,6 +68,13 @@ KINDS = {
 """The findings of the list that belong under each heading."""
 
 
+DOUBTED = (
+    "By a classifier that learned from the other pictures, another class is likelier, and the given one far "
+    "less likely than is usual for its pictures."
+)
+FAR = "The mean cosine distance to the nearest pictures, which is far from"
+
+
 def _wrong_labels(album: Album, rows: Sequence[dict[str, Any]]) -> list[Gallery]:
     """Return a gallery for each label that is doubted, in the order of its clearest case."""
     by_label: dict[str, list[dict[str, Any]]] = {}
@@ -76,6 +83,7 @@ def _wrong_labels(album: Album, rows: Sequence[dict[str, Any]]) -> list[Gallery]
     return [
         Gallery(
             title=f"labelled {label}",
+            text="" if number else DOUBTED,
             images=[
                 (
                     f"{row['suggested']}? ({row['suggested_probability']:.0%}; {row['label']} "
@@ -85,7 +93,7 @@ def _wrong_labels(album: Album, rows: Sequence[dict[str, Any]]) -> list[Gallery]
                 for row in some
             ],
         )
-        for label, some in by_label.items()
+        for number, (label, some) in enumerate(by_label.items())
     ]
 
 
@@ -102,11 +110,13 @@ def _copies(album: Album, group: dict[str, Any]) -> Gallery:
     )
 
 
-def _outliers(album: Album, rows: Sequence[dict[str, Any]]) -> list[Gallery]:
+def _outliers(album: Album, rows: Sequence[dict[str, Any]], limit: float | None) -> list[Gallery]:
+    """Return the farthest pictures in galleries of twelve."""
     numbered = list(enumerate(rows, start=1))
     return [
         Gallery(
-            title=f"{some[0][0]} to {some[-1][0]}, the farthest first",
+            title=f"{some[0][0]} to {some[-1][0]}, the farthest first" if len(rows) > 1 else "the farthest",
+            text=f"{FAR} {limit:.3f} on." if some[0][0] == 1 else "",
             images=[
                 (
                     f"distance {row['distance']:.3f}{', labelled ' + row['label'] if row['label'] else ''}: "
