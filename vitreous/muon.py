@@ -23,7 +23,7 @@ EPSILON = 1e-7
 
 
 def precision(device: torch.device) -> torch.dtype:
-    """Return what the iteration computes in: bf16 on a GPU; a CPU without it takes twenty times as long."""
+    """Return what the iteration computes in: bf16 on a GPU; many CPUs have none, and emulate it slowly."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
