@@ -27,6 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from vitreous import config
 from vitreous.errors import OptionError, TrainingError, VitreousError
 from vitreous.files import cache_root
+from vitreous.models import kernels
+from vitreous.models.vit import Attention
 
 Value = TypeVar("Value")
 _BLOCK = re.compile(r"(^|\.)blocks\.\d+$")
@@ -53,7 +55,8 @@ def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) ->
     gloo carries CPU tensors, nccl those of GPUs; `timeout` is how long a rank waits for a lost one. The group
     stays until the process ends: a second one at the same address would meet the leavings of the first.
     """
-    # cuDNN's attention returned NaN gradients of finite inputs (bf16, torch 2.11, H200): flash does not.
+    # cuDNN's attention returned NaN gradients of finite inputs (bf16, torch 2.11, H200): flash does not, and
+    # `prepare` takes cuDNN's only with keys for which it can't (models/kernels.py).
     torch.backends.cuda.enable_cudnn_sdp(False)
     _keep_compiled_code()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
@@ -182,6 +185,9 @@ def prepare(
         torch.set_float32_matmul_precision(
             "high"
         )  # the few float32 products left are not worth full precision
+        for part in module.modules():
+            if isinstance(part, Attention):
+                part.cudnn = cudnn_attends(world.device, part.qkv.in_features // part.heads)
     if compile == "blocks":
         for block in [each for part in (module, *frozen) for each in blocks(part)]:
             block.compile()
@@ -196,6 +202,24 @@ def prepare(
     return DistributedDataParallel(
         module, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False
     )
+
+
+@functools.cache
+def cudnn_attends(device: torch.device, head_width: int) -> bool:
+    """Try cuDNN's attention once, backwards too: whether it is there, and gives what it should."""
+    inputs = torch.randn(3, 2, 2, 80, head_width, generator=torch.Generator().manual_seed(0))
+    halves, exact = inputs.to(device, torch.bfloat16).requires_grad_(), inputs.double().requires_grad_()
+    scale = head_width**-0.5
+    try:
+        q, k, v = halves.unbind()
+        kernels.cudnn_attention(q, k, v, scale).square().sum().backward()
+    except RuntimeError:  # an older GPU, another maker's, a width that it does not know
+        return False
+    q, k, v = exact.unbind()
+    kernels.attention(q, k, v, scale=scale).square().sum().backward()
+    assert halves.grad is not None and exact.grad is not None
+    error = (halves.grad.cpu().double() - exact.grad).norm() / exact.grad.norm()
+    return bool(error < 0.05)  # NaN is not
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,7 +241,7 @@ def _shard(module: nn.Module, world: World, precision: config.Precision) -> nn.M
 
     mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("data",))
     halves = precision == "bf16" and world.device.type == "cuda"
-    # Blocks travel in bf16, half the traffic; autocast inside keeps norms and the residual sum in float32.
+    # Blocks travel in bf16, half the traffic; autocast inside keeps norms in float32.
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if halves else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )

@@ -20,6 +20,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": (
         "patch_size",
         "drop_path",
+        "patch_drop",
         "initialization",
         "keep_head",
         "fit_head",

@@ -36,6 +36,9 @@ class TrainConfig:
     """Height and width of a patch; one number: a square."""
     drop_path: float | None = None
     """Stochastic depth of the last block."""
+    patch_drop: float | None = None
+    """Part of its patches that an image is trained without, others each time: faster, and harder to learn by
+    heart; auto: none, or half of them for small images on a GPU that it sees hundreds of times."""
     initialization: Initialization | None = None
     """How a ViT starts that is trained from scratch; mimetic: attention to what is like and near, as in
     pre-trained models (arXiv 2305.09828)."""

@@ -159,7 +159,7 @@ def architecture(config: Architecture) -> tuple[str, dict[str, Any]]:
 def _same(variant: ViTConfig, config: ViTConfig) -> bool:
     """Say whether timm's variant computes what the configuration does: all but head, epsilons and dropout."""
     aside = {"num_classes", "norm_eps", "stem", "layer_scale"}
-    aside |= {"dropout", "attention_dropout", "embedding_dropout", "drop_path"}
+    aside |= {"dropout", "attention_dropout", "embedding_dropout", "drop_path", "patch_drop"}
     if (variant.layer_scale is None) != (config.layer_scale is None) or (variant.stem is None) != (
         config.stem is None
     ):

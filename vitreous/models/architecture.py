@@ -189,6 +189,8 @@ class ViTConfig:
     """After every dense layer but qkv (section B.1 of the paper)."""
     drop_path: float = 0.0
     """Stochastic depth: the last block's rate; it rises linearly from 0 with depth."""
+    patch_drop: float = 0.0
+    """Part of its patches that an image is trained without, others each time (arXiv 2208.07220)."""
     stem: ResNetConfig | None = None
     """The trunk of a hybrid, whose feature map is cut into patches instead of the image."""
 
@@ -213,7 +215,7 @@ class ViTConfig:
         if self.positioned_prefix is not None:
             at_least(self, 0, "positioned_prefix")
         switches(self, "class_token", "distilled", "qkv_bias", "norm_after_pool")
-        rates = ("embedding_dropout", "attention_dropout", "dropout", "drop_path")
+        rates = ("embedding_dropout", "attention_dropout", "dropout", "drop_path", "patch_drop")
         scale = () if self.layer_scale is None else ("layer_scale",)
         not_negative(self, "norm_eps", *scale, *rates)
         one_of(self, "positions", get_args(Positions))
@@ -279,6 +281,8 @@ class ViTConfig:
             )
         if self.distilled and (self.pooling != "cls" or self.registers or self.pre_logits):
             raise ModelError("a distilled model pools its class token (cls), without registers or pre_logits")
+        if self.patch_drop and self.positions == "relative":
+            raise ModelError("patch_drop can't be used with relative positions, which are of all the patches")
         if self.norm_after_pool and self.pooling != "gap":
             raise ModelError(f"norm_after_pool goes with pooling gap, not {self.pooling}")
         if self.positioned_prefix is not None and not 0 <= self.positioned_prefix <= self.prefix:
@@ -306,6 +310,11 @@ class ViTConfig:
     def patches(self) -> int:
         """Patch tokens: N of the paper."""
         return self.time_steps * prod(self.grid)
+
+    @property
+    def trained_patches(self) -> int:
+        """Patches of an image that a training step looks at."""
+        return max(1, round((1.0 - self.patch_drop) * self.patches))
 
     @property
     def prefix(self) -> int:

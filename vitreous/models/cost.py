@@ -22,6 +22,18 @@ def flops(config: Architecture) -> int:
     raise TypeError(f"no count for {type(config).__name__}")
 
 
+def training_flops(config: Architecture) -> int:
+    """Return the multiply-adds of one forward pass of one image in training, which may drop patches."""
+    if config.kind == "vit" and config.patch_drop:
+        dropped = config.patches - config.trained_patches
+        return (
+            flops(config)
+            - _encoder_flops(config, config.tokens)
+            + _encoder_flops(config, config.tokens - dropped)
+        )
+    return flops(config)
+
+
 @parameters.register
 def _vit_parameters(c: ViTConfig) -> int:
     D = c.width
@@ -47,20 +59,29 @@ def _vit_parameters(c: ViTConfig) -> int:
 
 @flops.register
 def _vit_flops(c: ViTConfig) -> int:
-    N, D, M = c.tokens, c.width, c.mlp_width
-    mlp = D * M * (3 if c.activation == "swiglu" else 2)
-    attention = 2 * N * N * D
-    if c.positions == "relative":
-        attention += N * ((2 * c.grid[0] - 1) * (2 * c.grid[1] - 1) + 3) * D
-    total = c.depth * (N * (4 * D * D + mlp) + attention)
+    D = c.width
+    total = _encoder_flops(c, c.tokens)
     total += c.patches * _patch_inputs(c) * D
     if c.stem is not None:
         total += _trunk_flops(c.stem, c.image_size, c.in_channels)
     if c.pooling == "map":
-        total += 2 * D * D + c.patches * 2 * D * D + 2 * c.patches * D + mlp
+        total += 2 * D * D + c.patches * 2 * D * D + 2 * c.patches * D + _mlp_flops(c)
     if c.pre_logits:
         total += c.pooled_width * c.pre_logits
     return total + (1 + c.distilled) * c.feature_width * c.num_classes
+
+
+def _encoder_flops(c: ViTConfig, N: int) -> int:
+    """Return those of the blocks, for so many tokens."""
+    D = c.width
+    attention = 2 * N * N * D
+    if c.positions == "relative":
+        attention += N * ((2 * c.grid[0] - 1) * (2 * c.grid[1] - 1) + 3) * D
+    return c.depth * (N * (4 * D * D + _mlp_flops(c)) + attention)
+
+
+def _mlp_flops(c: ViTConfig) -> int:
+    return c.width * c.mlp_width * (3 if c.activation == "swiglu" else 2)
 
 
 def _patch_inputs(c: ViTConfig) -> int:

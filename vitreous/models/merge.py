@@ -52,11 +52,13 @@ class MergingTransformer(VisionTransformer):
             x = x + block.drop_path(block.ls2(block.mlp(block.norm2(x))))
         return self.norm(x.gather(1, place[..., None].expand(-1, -1, x.shape[-1])))
 
-    def geometry(self, mask: Tensor | None = None, grid: tuple[int, int] | None = None) -> Geometry:
+    def geometry(
+        self, mask: Tensor | None = None, grid: tuple[int, int] | None = None, kept: Tensor | None = None
+    ) -> Geometry:
         """Return what the attentions need to know; padding, which must be hidden, can't be merged."""
         if mask is not None:
             raise ModelError("images that are padded can't be merged with others: leave merging out")
-        return super().geometry(mask, grid)
+        return super().geometry(mask, grid, kept)
 
 
 def merging(model: Model, merge: int) -> MergingTransformer:

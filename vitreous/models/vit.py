@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
-from vitreous.models import positions
+from vitreous.models import kernels, positions
 from vitreous.models.architecture import ViTConfig, pair
 from vitreous.models.initialize import initialize
 from vitreous.models.positions import Grid
@@ -53,6 +53,8 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (B, C, H, W) or (B, C, T, H, W)
         if self.backbone is not None:
             x = self.backbone(x)
+        if x.is_cuda and isinstance(self.proj, nn.Conv2d):
+            return kernels.patches(x, self.proj.weight, self.proj.bias)
         return self.proj(x).flatten(2).mT  # (B, N, D)
 
 
@@ -64,6 +66,8 @@ class Attention(nn.Module):
         self.heads = config.heads
         self.scale = (config.width // config.heads) ** -0.5
         self.dropout = config.attention_dropout
+        self.cudnn = False
+        """Whether cuDNN's kernels may compute it: for who prepares the model for a GPU to say."""
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
         self.proj = nn.Linear(config.width, config.width)
         self.proj_drop = nn.Dropout(config.dropout)
@@ -78,10 +82,7 @@ class Attention(nn.Module):
         """Return what the tokens gather from each other, through the last projection."""
         dropout = self.dropout if self.training else 0.0
         bias = self.bias(q, geometry)
-        if bias is None and not dropout and _few_tokens(q):
-            x = (q @ k.mT * self.scale).softmax(-1).to(v.dtype) @ v
-        else:
-            x = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale)
+        x = kernels.attention(q, k, v, scale=self.scale, bias=bias, dropout=dropout, cudnn=self.cudnn)
         return self.proj_drop(self.proj(x.transpose(1, 2).flatten(2)))
 
     def project(self, x: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,15 +109,6 @@ class Attention(nn.Module):
         if bias is not None:
             logits = logits.masked_fill(~bias, float("-inf")) if bias.dtype == torch.bool else logits + bias
         return logits.softmax(-1)
-
-
-def _few_tokens(q: Tensor) -> bool:
-    """Tell whether to write attention out: compiled for a GPU, few tokens need no fused kernel.
-
-    On one H200 a block of width 192 takes 2.38 instead of 2.64 ms with 64 tokens, and 2.84 instead of 2.67 ms
-    (width 384) with 196.
-    """
-    return q.is_cuda and q.shape[-2] <= 64 and torch.compiler.is_compiling()
 
 
 class Mlp(nn.Module):
@@ -254,8 +246,18 @@ class VisionTransformer(ImageModel):
         initialize(self)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the encoder's tokens (B, prefix + N, D); `mask` (B, N) is False for patches to ignore."""
-        return self.run_blocks(self.embed(x), self.geometry(mask))
+        """Return the encoder's tokens (B, prefix + N, D); `mask` (B, N) is False for patches to ignore.
+
+        In training, `patch_drop` leaves out some patches of each image, at random (arXiv 2208.07220).
+        """
+        x = self.embed(x)
+        if not self.training or not self.config.patch_drop:
+            return self.run_blocks(x, self.geometry(mask))
+        if mask is not None:
+            raise ModelError("patches can't be dropped from images that are padded: set patch_drop to 0")
+        order = torch.rand(x.shape[0], self.config.patches, device=x.device).argsort(dim=1)
+        kept = order[:, : self.config.trained_patches]
+        return self.run_blocks(self.keep(x, kept), self.geometry(kept=kept))
 
     def run_blocks(self, x: Tensor, geometry: Geometry) -> Tensor:
         """Return z_L, normalised, from any of the tokens of z_0 (B, …, D): what is not there is not seen."""
@@ -290,6 +292,11 @@ class VisionTransformer(ImageModel):
 
         `grid`: how the patches lie, where that is another than the model's: its positions are resampled.
         """
+        placed = self._placed(x, grid)
+        # The residual sums of training are of the type that patches come in: in bf16 half the memory traffic.
+        return self.pos_drop(placed.to(x.dtype) if self.training else placed)
+
+    def _placed(self, x: Tensor, grid: Grid | None) -> Tensor:
         tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
         prefix = [token.expand(x.shape[0], -1, -1) for token in tokens]
         placed_on: Grid = grid or self.config.grid
@@ -298,7 +305,7 @@ class VisionTransformer(ImageModel):
             placed = self.config.placed_prefix
             learned = positions.resample_positions(self.pos_embed, self.config.grid, placed_on, placed)
             if placed == self.config.prefix:
-                return self.pos_drop(torch.cat([*prefix, x], dim=1) + learned)
+                return torch.cat([*prefix, x], dim=1) + learned
             if placed:  # only the leading prefix tokens have a position: DINOv2 with registers
                 head = torch.cat(prefix, dim=1)
                 prefix = [head[:, :placed] + learned[:, :placed], head[:, placed:]]
@@ -309,14 +316,30 @@ class VisionTransformer(ImageModel):
             rows = positions.resample_axis(self.pos_embed_y, height)[:, :, None].expand(-1, -1, width, -1)
             columns = positions.resample_axis(self.pos_embed_x, width)[:, None].expand(-1, height, -1, -1)
             x = x + torch.cat([rows, columns], dim=-1).flatten(1, 2)
-        return self.pos_drop(torch.cat([*prefix, x], dim=1))
+        return torch.cat([*prefix, x], dim=1)
 
-    def geometry(self, mask: Tensor | None = None, grid: Grid | None = None) -> Geometry:
-        """Return what the attentions need to know besides the tokens, for one forward pass."""
+    def keep(self, x: Tensor, kept: Tensor) -> Tensor:  # (B, prefix + N, D) → (B, prefix + n, D)
+        """Return the prefix tokens, and of the patches those that are kept (B, n), in that order."""
+        return x.gather(1, self._rows(kept)[..., None].expand(-1, -1, x.shape[-1]))
+
+    def _rows(self, kept: Tensor) -> Tensor:  # (B, n) → (B, prefix + n)
+        prefix = torch.arange(self.config.prefix, device=kept.device)
+        return torch.cat([prefix.expand(kept.shape[0], -1), kept + self.config.prefix], dim=1)
+
+    def geometry(
+        self, mask: Tensor | None = None, grid: Grid | None = None, kept: Tensor | None = None
+    ) -> Geometry:
+        """Return what the attentions need to know besides the tokens, for one forward pass.
+
+        `kept` (B, n): the patches that are there, where not all of them are.
+        """
         rotation = None
         if self.config.positions == "rope":
             codes = self.codes(grid or self.config.grid)
             rotation = codes["cosine"], codes["sine"]
+            if kept is not None:
+                rows = self._rows(kept)  # each image has its own
+                rotation = codes["cosine"][rows][:, None], codes["sine"][rows][:, None]
         offsets = self.offsets if self.config.positions == "relative" else None
         if mask is None:
             return Geometry(rotation, offsets)

@@ -184,6 +184,8 @@ class Features(Objective):
 
     def __init__(self, model: Model, teacher: Teacher, *, distance: Distance = "cosine") -> None:
         super().__init__()
+        if isinstance(model, VisionTransformer) and model.config.patch_drop:
+            raise OptionError("--match features compares every patch: leave --patch-drop out")
         self.model, self.teacher, self.distance = model, teacher, distance
         self.frozen = (teacher.model,)
         widths = zip(_widths(model), _widths(teacher.model), strict=True)

@@ -128,20 +128,8 @@ class MaskedAutoencoder(Unlabelled):
         assert batch.words is not None
         places = draws.shuffled(model.config.patches, draws.MASK, batch.words)  # (B, N)
         kept = places.argsort(1)[:, : self.seen]  # (B, V)
-        tokens = model.embed(batch.images)
-        x = torch.cat([tokens[:, :prefix], patches.taken(tokens[:, prefix:], kept)], dim=1)
-        x = patches.encode(model, x, self.geometry(kept))
+        x = patches.encode(model, model.keep(model.embed(batch.images), kept), model.geometry(kept=kept))
         return self.decoder(x, places, prefix).float(), places
-
-    def geometry(self, kept: Tensor) -> Geometry:
-        """Return where the visible patches are, for a model whose attention has to know."""
-        if self.vit.config.positions != "rope":
-            return Geometry()
-        prefix = self.vit.config.prefix
-        first = torch.arange(prefix, device=kept.device).expand(len(kept), -1)
-        rows = torch.cat([first, kept + prefix], dim=1)  # (B, prefix + V)
-        cosine, sine = self.vit.cosine[rows][:, None], self.vit.sine[rows][:, None]
-        return Geometry((cosine, sine))
 
     def wanted(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return each patch's normalised pixels (B, N, C·P·P), with their mean and deviation (B, N, 1)."""

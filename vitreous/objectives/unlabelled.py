@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vitreous.config import Preprocessing
 from vitreous.data import Dataset, Loader
+from vitreous.errors import OptionError
 from vitreous.evals import health
 from vitreous.evals.outputs import Inference
 from vitreous.models.vit import VisionTransformer
@@ -23,6 +24,8 @@ class Unlabelled(Objective):
         self, model: VisionTransformer, preprocessing: Preprocessing, dataset: Dataset | None = None
     ) -> None:
         super().__init__()
+        if model.config.patch_drop:
+            raise OptionError("--patch-drop is for learning from labels: leave it out")
         self.model, self.preprocessing = model, preprocessing
         self.labelled = dataset is not None and len(dataset.labels) > 1 and not dataset.multilabel
         self.headline = "knn" if self.labelled else "loss"

@@ -23,6 +23,8 @@ SMALLEST = 16
 """Side of an image below which it is too small to crop, and learned in a few hundred steps."""
 MOST_PIXELS = {"cuda": 224, "mps": 128, "cpu": 64}
 """Side of the largest image that a model made here sees, unless larger patches were asked for."""
+RATES = ("drop_path", "patch_drop")
+"""Options of training that are fields of the model."""
 FITS: dict[str, Resize] = {"cover": "cover", "pad": "pad", "stretch": "exact"}
 
 
@@ -95,10 +97,14 @@ def choose(
         )
     else:
         model, preprocessing = pretrained.architecture, pretrained.preprocessing
-        if options.drop_path is not None:
-            model = replace(model, drop_path=options.drop_path)
+        changes = {name: value for name in RATES if (value := getattr(options, name)) is not None}
+        if model.kind == "vit":
+            changes = {"patch_drop": 0.0, **changes}  # for the task that it was trained on
+        model = architecture.override(model, changes)
     if (resize := FITS[options.fit] if options.fit else pick.recipe.resize) is not None:
         preprocessing = replace(preprocessing, resize=resize)
+    if model.kind == "vit" and model.patch_drop and preprocessing.resize == "pad":
+        raise OptionError("--patch-drop can't be used with --fit pad: leave one of them out")
     many = f"{facts.images:,} images"
     batch = pick("batch_size", options.batch_size, batch_size(facts), f"{many}: enough steps in an epoch")
     optimizer = _optimizer(options, facts, model, pretrained is not None, pick)
@@ -197,8 +203,7 @@ def _architecture(
         changes["image_size"] = architecture.pair(options.image_size, "image size")
     if options.patch_size is not None:
         changes["patch_size"] = architecture.pair(options.patch_size, "patch size")
-    if options.drop_path is not None:
-        changes["drop_path"] = options.drop_path
+    changes |= {name: value for name in RATES if (value := getattr(options, name)) is not None}
     if options.model is not None:
         return zoo.get_config(options.model, **changes)
     if pick.recipe.architecture is not None:
@@ -213,6 +218,9 @@ def _architecture(
     width, depth, heads = _size(facts, budget)
     if "drop_path" not in changes and _seen_often(facts, options) and width >= 384:
         changes["drop_path"] = pick("drop_path", None, 0.2, "a wide model that sees its images often")
+    if "patch_drop" not in changes and _seen_often(facts, options) and width >= 384 and options.fit != "pad":
+        reason = "twice the images in the same time, and harder to learn by heart"
+        changes["patch_drop"] = pick("patch_drop", None, 0.5, reason)
     shape = {"width": width, "depth": depth, "heads": heads, "mlp_width": 4 * width}
     pick("model", None, None, f"{facts.images:,} images on a {facts.device}: {depth} layers of width {width}")
     return ViTConfig(**{**shape, "pooling": "gap", "class_token": False, **changes})

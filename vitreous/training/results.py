@@ -141,7 +141,7 @@ def _speed(training: "Training") -> dict[str, Any]:
     peaks = parallel.gather(parallel.peak_memory(world.device), world)
     speed, share = training.log.images_per_second, None
     if speed and training.objective.whole_passes:
-        flops = 2 * cost.flops(plan.architecture)  # the table counts multiply-adds
+        flops = 2 * cost.training_flops(plan.architecture)  # the table counts multiply-adds
         rate = parallel.matrix_rate(world.device, plan.precision) * world.size
         passes = tuning.passes(plan.architecture, plan.tune)
         share = round(parallel.utilization(speed, flops, rate, passes), 4)

@@ -1,0 +1,83 @@
+"""Other ways to the same value: attention without the keys' mean, patches as a product, halved sums."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.conftest import randomize
+from vitreous import parallel
+from vitreous.models import kernels
+from vitreous.models.architecture import ViTConfig
+from vitreous.models.vit import VisionTransformer
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+CPU = torch.device("cpu")
+
+
+def attended(*tensors: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(*tensors, scale=0.25)  # type: ignore[arg-type]
+
+
+def test_what_all_keys_have_in_common_is_not_seen() -> None:
+    """Output and gradients stay, and no row's scores are all low, which cuDNN's gradients need."""
+    q, k, v = torch.randn(3, 2, 4, 50, 16, dtype=torch.float64)
+    k = k - 40.0  # every score is far below 0
+    inputs = [each.requires_grad_() for each in (q.abs(), k, v)]
+    output, centred = attended(*inputs), attended(inputs[0], kernels.centred(inputs[1]), inputs[2])
+    torch.testing.assert_close(output, centred)
+    wanted = torch.autograd.grad(output.square().sum(), inputs)
+    torch.testing.assert_close(torch.autograd.grad(centred.square().sum(), inputs), wanted)
+    rows = (inputs[0] @ kernels.centred(inputs[1]).mT * 0.25).logsumexp(-1)
+    assert rows.min() >= math.log(50) > (inputs[0] @ inputs[1].mT * 0.25).logsumexp(-1).max()
+
+
+@pytest.mark.parametrize(("size", "patch"), [((16, 24), (8, 8)), ((12, 16), (4, 8))])
+def test_patches_are_the_convolution(size: tuple[int, int], patch: tuple[int, int]) -> None:
+    convolution = torch.nn.Conv2d(3, 10, patch, patch).double()
+    images = torch.randn(2, 3, *size, dtype=torch.float64)
+    found = kernels.patches(images, convolution.weight, convolution.bias)
+    torch.testing.assert_close(found, convolution(images).flatten(2).mT)
+
+
+def test_residual_sums_of_training_are_as_precise_as_its_products() -> None:
+    """Evaluation, and training in float32, add up in float32."""
+    made = VisionTransformer(ViTConfig(image_size=(8, 8), patch_size=(4, 4), width=32, depth=1, heads=2))
+    types: list[torch.dtype] = []
+    made.blocks[0].register_forward_hook(
+        lambda _, inputs, output: types.extend([inputs[0].dtype, output.dtype])
+    )
+    for training, precision in ((True, "bf16"), (False, "bf16"), (True, "float32")):
+        with parallel.autocast(CPU, precision):  # type: ignore[arg-type]
+            made.train(training)(torch.zeros(1, 3, 8, 8))
+    assert types == [torch.bfloat16] * 2 + [torch.float32] * 4
+
+
+def test_cudnn_is_not_taken_where_it_is_not() -> None:
+    assert not parallel.cudnn_attends(CPU, 16)
+
+
+@CUDA
+@pytest.mark.parametrize("tokens", [50, 144, 197])
+def test_a_gpus_way_is_the_plain_way(tokens: int) -> None:
+    """Run on one H200 with torch 2.11: `python -m pytest tests/test_kernels.py`."""
+    device = torch.device("cuda", 0)
+    side = 2 * math.isqrt(tokens)
+    config = ViTConfig(image_size=(side, side), patch_size=(2, 2), width=128, depth=2, heads=2, num_classes=5)
+    made = VisionTransformer(config)
+    randomize(made)
+    images = torch.randn(4, 3, side, side)
+    wanted = made.train()(images)
+    wanted.square().sum().backward()
+    exact = {name: each.grad.clone() for name, each in made.named_parameters() if each.grad is not None}
+    made.zero_grad()
+    parallel.prepare(made, parallel.World(device=device), precision="bf16")
+    assert made.blocks[0].attn.cudnn
+    with parallel.autocast(device, "bf16"):
+        found = made(images.to(device)).float()
+    found.square().sum().backward()
+    assert (found.cpu() - wanted).norm() < 0.03 * wanted.norm()
+    for name, each in made.named_parameters():
+        assert each.grad is not None
+        assert (each.grad.cpu() - exact[name]).norm() < 0.1 * exact[name].norm() + 1e-3, name
