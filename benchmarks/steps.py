@@ -66,7 +66,8 @@ def prepared(case: Case, folder: Path, device: str) -> Training:
     """Return a run before its first step."""
     tiny = device == "cpu"
     data = synthetic(case, folder, tiny)
-    options = TrainConfig(out=str(folder / "run"), device=device, epochs=1000, **SMALL)
+    size: dict[str, Any] = {"image_size": (case.size,), "patch_drop": 0.0}
+    options = TrainConfig(out=str(folder / "run"), device=device, epochs=1000, **size, **SMALL)
     if tiny:
         options = replace(options, batch_size=8, optimizer="adamw", augment="light")
     dataset = open_data(data)
@@ -74,8 +75,8 @@ def prepared(case: Case, folder: Path, device: str) -> Training:
         plan = setup.agree_on_plan(folder / "run", data, dataset, options, world)
     if not tiny:
         width, depth, heads = case.shape
-        size = {"width": width, "depth": depth, "heads": heads, "mlp_width": 4 * width}
-        plan = replace(plan, architecture=replace(plan.architecture, **size))
+        shape = {"width": width, "depth": depth, "heads": heads, "mlp_width": 4 * width}
+        plan = replace(plan, architecture=replace(plan.architecture, **shape))
     stages = [Stage(epochs=plan.epochs, seconds=plan.time_budget)]
     training = Training(folder / "run", plan, stages, options, dataset, world, StopSignal())
     training.build(objectives.builder(plan.objective), None)

@@ -129,3 +129,8 @@ def test_what_can_not_drop_patches_says_so() -> None:
         MaskedAutoencoder(model(patch_drop=0.5, num_classes=0), Preprocessing(image_size=(32, 32)))
     with pytest.raises(ModelError, match="no option 'patch_drop'"):
         choose(TrainConfig(model="BiT-R50x1", patch_drop=0.5), SMALL)
+    first = choose(TrainConfig(model="BiT-R50x1"), SMALL)
+    trained = Pretrained(architecture=first.architecture, preprocessing=first.preprocessing)
+    with pytest.raises(ModelError, match="no option 'drop_path'"):
+        choose(TrainConfig(drop_path=0.5), SMALL, trained)
+    assert choose(TrainConfig(), SMALL, trained).architecture == first.architecture

@@ -55,8 +55,8 @@ def centred(k: Tensor) -> Tensor:
 def patches(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # (B, C, H, W) → (B, N, D)
     """Cut images into patches and project each, as one matrix product.
 
-    The same as a convolution of stride P, for which cuDNN first reorders the image: forward and backward take
-    2.8 of a ViT-B/16's 66 ms that way.
+    The same as a convolution of stride P, for which cuDNN first reorders the image: that way, forward and
+    backward take 3.0 of a ViT-B/16's 66 ms (one H200, batch 256).
     """
     rows, columns = weight.shape[2:]
     cells = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))  # (B, C, h, P, w, P)
