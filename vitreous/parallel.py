@@ -187,7 +187,7 @@ def prepare(
         )  # the few float32 products left are not worth full precision
         for part in module.modules():
             if isinstance(part, Attention):
-                part.cudnn = cudnn_attends(world.device, part.qkv.in_features // part.heads)
+                part.cudnn = cudnn_attends(world.device, part.head_width)
     if compile == "blocks":
         for block in [each for part in (module, *frozen) for each in blocks(part)]:
             block.compile()
@@ -207,7 +207,7 @@ def prepare(
 @functools.cache
 def cudnn_attends(device: torch.device, head_width: int) -> bool:
     """Try cuDNN's attention once, backwards too: whether it is there, and gives what it should."""
-    inputs = torch.randn(3, 2, 2, 80, head_width, generator=torch.Generator().manual_seed(0))
+    inputs = torch.randn(3, 2, 2, 77, head_width, generator=torch.Generator().manual_seed(0))
     halves, exact = inputs.to(device, torch.bfloat16).requires_grad_(), inputs.double().requires_grad_()
     scale = head_width**-0.5
     try:

@@ -64,7 +64,8 @@ class Attention(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.scale = (config.width // config.heads) ** -0.5
+        self.head_width = config.width // config.heads
+        self.scale = self.head_width**-0.5
         self.dropout = config.attention_dropout
         self.cudnn = False
         """Whether cuDNN's kernels may compute it: for who prepares the model for a GPU to say."""
@@ -73,7 +74,7 @@ class Attention(nn.Module):
         self.proj_drop = nn.Dropout(config.dropout)
         if config.positions == "relative":
             rows = positions.relative_rows(config.grid)
-            self.offset_embed = nn.Parameter(torch.empty(rows, config.width // config.heads))
+            self.offset_embed = nn.Parameter(torch.empty(rows, self.head_width))
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:  # (B, N, D)
         return self.attend(*self.project(x, geometry), geometry)

@@ -78,7 +78,7 @@ def row_of(point: Point, experiment: Path, data: str, seed: int) -> Row:
     run = folder_of(experiment, point.name, seed)
     results, plan = _read(run / "results.json"), _read(run / "config.json")["plan"]
     model = architecture.from_dict(plan["architecture"])
-    flops = cost.flops(model)
+    flops = cost.training_flops(model)
     test = results.get("test") or results["val"]
     row: Row = {
         "point": point.name,
