@@ -10,11 +10,12 @@ demo: $(READY)
 	$(BIN)/vitreous train digits --out runs/digits
 
 # Types are checked while the tests run, which often wait; what pyright says comes after them. Compiled code is
-# kept, whatever the environment says: the tests start hundreds of processes. Three workers on two cores: a third
-# of them wait for such a process at any time.
+# kept, whatever the environment says, Python's and that of torch.compile, whose first use of a folder takes 9 s:
+# the tests start hundreds of processes. Three workers on two cores: a third of them wait for such a process at
+# any time.
 test: style browser
 	@$(BIN)/pyright > $(VENV)/pyright.log 2>&1 & types=$$!; trap 'kill $$types 2>/dev/null' INT TERM; \
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal; tests=$$?; \
+	PYTHONDONTWRITEBYTECODE= TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/$(VENV)/compiled OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist worksteal; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/pyright.log; [ $$tests = 0 ] && [ $$types = 0 ]
 
 lint: style
