@@ -14,7 +14,8 @@ from torch import Tensor
 
 from vitreous.errors import ModelError
 from vitreous.models.architecture import ViTConfig
-from vitreous.models.vit import Block, Geometry, VisionTransformer
+from vitreous.models.placed import Geometry
+from vitreous.models.vit import Block, VisionTransformer
 from vitreous.models.weights import Model
 
 PLACELESS = ("rope", "relative")

@@ -16,7 +16,8 @@ from vitreous.data import Batch, Dataset, draws
 from vitreous.errors import OptionError
 from vitreous.models import positions
 from vitreous.models.architecture import ViTConfig
-from vitreous.models.vit import Block, Geometry, VisionTransformer
+from vitreous.models.placed import Geometry
+from vitreous.models.vit import Block, VisionTransformer
 from vitreous.models.weights import Model
 from vitreous.objectives import patches
 from vitreous.objectives.unlabelled import Unlabelled

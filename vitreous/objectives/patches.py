@@ -8,7 +8,8 @@ from torch import Tensor
 
 from vitreous.errors import OptionError
 from vitreous.models.architecture import ViTConfig
-from vitreous.models.vit import Geometry, VisionTransformer
+from vitreous.models.placed import Geometry
+from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
 
 
