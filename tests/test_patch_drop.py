@@ -1,5 +1,6 @@
 """Training on some of the patches: which ones, what the model then sees, what it costs, what refuses it."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,13 +9,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import randomize
-from vitreous.config import Preprocessing, TrainConfig
+from vitreous import objectives
+from vitreous.config import Preprocessing, PretrainConfig, TrainConfig
+from vitreous.data import open_data
 from vitreous.errors import ModelError, OptionError
-from vitreous.models import cost
+from vitreous.models import cost, zoo
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.vit import VisionTransformer
 from vitreous.objectives.mae import MaskedAutoencoder
+from vitreous.training import defaults, pretrain
 from vitreous.training.defaults import Facts, Pretrained, choose
+from vitreous.training.plan import Plan, Task
 
 SHAPE: dict[str, Any] = {
     **{"image_size": (32, 32), "patch_size": (8, 8), "width": 32, "depth": 2, "heads": 4, "mlp_width": 64},
@@ -134,3 +139,26 @@ def test_what_can_not_drop_patches_says_so() -> None:
     with pytest.raises(ModelError, match="no option 'drop_path'"):
         choose(TrainConfig(drop_path=0.5), SMALL, trained)
     assert choose(TrainConfig(), SMALL, trained).architecture == first.architecture
+
+
+@pytest.mark.parametrize("objective", ["masked", "mae", "dino"])
+def test_without_labels_all_patches_are_there_also_on_a_gpu(objective: Any, tmp_path: Path) -> None:
+    """The plan that a GPU would take for small images is one that the task accepts."""
+    seen: list[Plan] = []
+
+    def planned(options: Any, facts: Any, *others: Any) -> Plan:
+        seen.append(choose(options, SMALL, *others))
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(defaults, "choose", planned)
+        pretrain("digits", PretrainConfig(objective=objective, device="cpu", out=str(tmp_path / "run")))
+    made = zoo.build(seen[0].architecture)
+    assert seen[0].architecture.width == 384
+    assert objectives.builder(objective)(made, seen[0], open_data("digits")).model is made
+
+
+def test_a_recipe_that_drops_patches_is_one_for_features_too() -> None:
+    """`distill --match features` compares every patch: the student of the same size sees them all."""
+    features = Task(objective="distill", shape={"num_classes": 0}, labels=False, verb="distill")
+    assert choose(TrainConfig(), SMALL, task=features).architecture.patch_drop == 0.0  # type: ignore[union-attr]

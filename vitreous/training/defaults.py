@@ -91,7 +91,7 @@ def choose(
     pick = _Chooser(recipe or Recipe())
     epochs, budget = _duration(options, facts, pick)
     if pretrained is None:
-        model = _architecture(options, facts, budget, pick, {**task.asked, **task.shape})
+        model = _architecture(options, facts, budget, pick, task)
         preprocessing = Preprocessing(
             image_size=model.image_size, mean=(0.5,) * facts.channels, std=(0.5,) * facts.channels
         )
@@ -196,9 +196,10 @@ def _learning_rate(
 
 
 def _architecture(
-    options: TrainConfig, facts: Facts, budget: float | None, pick: _Chooser, needed: dict[str, Any]
+    options: TrainConfig, facts: Facts, budget: float | None, pick: _Chooser, task: Task
 ) -> Architecture:
-    changes: dict[str, Any] = {"num_classes": facts.classes, "in_channels": facts.channels, **needed}
+    changes: dict[str, Any] = {"num_classes": facts.classes, "in_channels": facts.channels}
+    changes |= {**task.asked, **task.shape}
     if options.image_size is not None:
         changes["image_size"] = architecture.pair(options.image_size, "image size")
     if options.patch_size is not None:
@@ -216,9 +217,10 @@ def _architecture(
         if options.patch_size is None and _seen_often(facts, options) and not _short(budget):
             changes["image_size"] = _enlarged(changes["image_size"], changes["patch_size"], pick)
     width, depth, heads = _size(facts, budget)
-    if "drop_path" not in changes and _seen_often(facts, options) and width >= 384:
+    by_heart = task.labels and _seen_often(facts, options) and width >= 384
+    if "drop_path" not in changes and by_heart:
         changes["drop_path"] = pick("drop_path", None, 0.2, "a wide model that sees its images often")
-    if "patch_drop" not in changes and _seen_often(facts, options) and width >= 384 and options.fit != "pad":
+    if "patch_drop" not in changes and by_heart and options.fit != "pad":
         reason = "twice the images in the same time, and harder to learn by heart"
         changes["patch_drop"] = pick("patch_drop", None, 0.5, reason)
     shape = {"width": width, "depth": depth, "heads": heads, "mlp_width": 4 * width}

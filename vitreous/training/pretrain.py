@@ -43,7 +43,7 @@ def pretrain(
     task = Task(
         objective=options.objective,
         settings=_settings(options),
-        shape={"num_classes": 0, "pre_logits": None},
+        shape={"num_classes": 0, "pre_logits": None, "patch_drop": 0.0},
         asked=dict(shape or {}),
         labels=False,
         verb="pretrain",
