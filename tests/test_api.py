@@ -56,7 +56,7 @@ def test_evaluate_gives_the_figures_of_the_command_line(
     for name in ("accuracy", "top5", "loss", "ece", "per_class", "confusion", "count"):
         assert found[name] is not None and getattr(found, name) == found[name]
     assert json.loads((tmp_path / "page" / "evaluation.json").read_text()) == document
-    command = f"vitreous evaluate {digits_file} digits --out {tmp_path / 'page'} --batch-size 100"
+    command = f"vitreous evaluate {digits_file} digits --batch-size 100 --out {tmp_path / 'page'}"
     assert found.report is not None and command in found.report.read_text()
 
 

@@ -243,6 +243,16 @@ def test_corruptions_and_resolutions(digits_file: Path, folder: Path) -> None:
     assert evaluate(str(digits_file), str(folder), options)["corruptions"] == found
 
 
+def test_bf16_is_said_and_near(digits_file: Path) -> None:
+    exact, rough = (
+        evaluate(str(digits_file), "digits", EvaluateConfig(precision=precision))
+        for precision in ("float32", "bf16")
+    )
+    assert "arithmetic" not in exact and rough["arithmetic"] == "bf16"
+    assert 1e-6 < abs(rough["loss"] - exact["loss"]) < 0.05
+    assert abs(rough["accuracy"] - exact["accuracy"]) < 0.02
+
+
 def test_a_model_without_classes_is_sent_to_probe(digits_file: Path, tmp_path: Path) -> None:
     vitreous.load(digits_file, num_classes=0).save(tmp_path / "features.safetensors")
     with pytest.raises(ModelError, match="fine-tune it first, or use `vitreous probe`"):

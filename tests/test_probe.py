@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import vitreous
-from vitreous import cli
+from vitreous import cli, parallel
 from vitreous.config import ProbeConfig
 from vitreous.data import open_data
 from vitreous.errors import DataError, ModelError
@@ -49,6 +50,30 @@ def test_features_are_the_models_own_and_kept_by_content(digits_file: Path, tmp_
         np.testing.assert_array_equal(take().values, found.values)
     with pytest.raises(ModelError, match="out of range"):
         take(layer=9)
+
+
+def test_features_in_bf16_are_near_and_kept_apart(digits_file: Path, tmp_path: Path) -> None:
+    clf, split = vitreous.load(digits_file), open_data("digits").splits["val"]
+    about = clf.model, split, clf.preprocess.preprocessing
+    exact, rough = (
+        features.take(*about, ProbeConfig(cache=str(tmp_path), precision=precision)).values
+        for precision in ("float32", "bf16")
+    )
+    images = torch.stack([clf.preprocess(split.read(i, 1)) for i in range(len(split))])
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        expected = clf.model.encode(images).float().numpy()
+    assert 1e-4 < np.abs(rough - exact).max() < 0.2
+    assert np.abs(rough - expected).mean() < np.abs(rough - exact).mean() / 3
+    assert len(list(tmp_path.glob("*.npz"))) == 2
+    again = features.take(*about, ProbeConfig(cache=str(tmp_path), precision="bf16")).values
+    np.testing.assert_array_equal(again, rough)
+
+
+def test_auto_is_what_the_hardware_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has, expected in ((True, "bf16"), (False, "float32")):
+        monkeypatch.setattr(parallel, "has_bf16", lambda _, has=has: has)
+        assert parallel.precision("auto", torch.device("cpu")) == expected
+        assert parallel.precision("float32", torch.device("cpu")) == "float32"
 
 
 def test_a_suite_says_what_it_lacks_and_averages_the_rest(digits_file: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous import checkpoint, console
+from vitreous import checkpoint, console, parallel
 from vitreous.config import EvaluateConfig
 from vitreous.data import Batch, Dataset, InMemory, Split, open_data
 from vitreous.data.augment import normalize
@@ -69,6 +69,8 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
     document: dict[str, Any] = {"checkpoint": str(source), "data": str(data), "split": name}
     if options.merge:
         document["merge"] = options.merge
+    if options.precision != "float32":
+        document["arithmetic"] = parallel.precision(options.precision, classifier.device)
     document |= figures(measured, options)
     if calibrated is not None:
         document["calibration"] = calibrated
@@ -79,7 +81,7 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
     if options.resolutions:
         document["resolutions"] = _at_resolutions(source, dataset, split, options)
     if options.corruptions:
-        document["corruptions"] = _under_corruptions(measured, options.seed)
+        document["corruptions"] = _under_corruptions(measured, options)
     if options.compare:
         second = measure(load(options.compare, device=options.device), dataset, split, options)
         document["compare"] = compare(measured, second, options)
@@ -115,6 +117,7 @@ def measure(classifier: Classifier, dataset: Dataset, split: Split, options: Eva
         compute,
         batch_size=options.batch_size,
         workers=options.workers,
+        precision=parallel.precision(options.precision, classifier.device),
     )
     collect = multilabel.collect if several else answers.collect
     found = collect((aligned(batch), logits) for batch, logits in batches)
@@ -225,10 +228,11 @@ def _at_resolutions(
 
 
 @torch.inference_mode()
-def _under_corruptions(measured: Measured, seed: int) -> dict[str, Any]:
+def _under_corruptions(measured: Measured, options: EvaluateConfig) -> dict[str, Any]:
     """Return the error under each corruption and their mean; for ImageNet also relative to AlexNet."""
     classifier, split, transform = measured.classifier, measured.split, measured.classifier.preprocess
     channels = transform.preprocessing.channels
+    precision = parallel.precision(options.precision, classifier.device)
     targets = measured.answers.targets
     pixels = [transform.pixels(split.images.read(int(i), channels)) for i in measured.answers.indices]
     table: dict[str, list[float]] = {}
@@ -238,12 +242,13 @@ def _under_corruptions(measured: Measured, seed: int) -> dict[str, Any]:
             wrong = 0
             for start in range(0, len(pixels), 64):
                 some = [
-                    corruptions.corrupt(each, name, severity, seed, start + i)
+                    corruptions.corrupt(each, name, severity, options.seed, start + i)
                     for i, each in enumerate(pixels[start : start + 64])
                 ]
                 batch = torch.from_numpy(np.stack(some)).permute(0, 3, 1, 2).to(classifier.device)
-                guess = classifier.model(normalize(batch, transform.preprocessing)).argmax(1).cpu().numpy()
-                wrong += int((guess != targets[start : start + 64]).sum())
+                with parallel.autocast(classifier.device, precision):
+                    guess = classifier.model(normalize(batch, transform.preprocessing)).argmax(1)
+                wrong += int((guess.cpu().numpy() != targets[start : start + 64]).sum())
             table[name].append(wrong / len(pixels))
     means = {name: float(np.mean(errors)) for name, errors in table.items()}
     found: dict[str, Any] = {"errors": table, "mean_error": float(np.mean(list(means.values())))}
@@ -269,6 +274,8 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
     if "merge" in document:
         rows.insert(1, ("patches merged in each block", document["merge"]))
+    if "arithmetic" in document:
+        rows.insert(1, ("computed in", document["arithmetic"]))
     if "mean_average_precision" in document:
         rows.insert(1, ("mean average precision", percent(document["mean_average_precision"])))
     if "real_accuracy" in document:

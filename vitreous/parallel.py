@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -146,6 +146,13 @@ def has_bf16(device: torch.device) -> bool:
         found = torch.cpu.get_capabilities()
         return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
     return False
+
+
+def precision(asked: config.Precision | Literal["auto"], device: torch.device) -> config.Precision:
+    """Return the precision to infer in: for `auto` bf16 where the hardware has it."""
+    if asked == "auto":
+        return "bf16" if has_bf16(device) else "float32"
+    return asked
 
 
 def autocast(device: torch.device, precision: config.Precision) -> AbstractContextManager[Any]:

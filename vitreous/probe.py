@@ -1,7 +1,6 @@
 """`vitreous probe`: how good frozen features are, on one data set or on a suite of them."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from vitreous.errors import DataError
 from vitreous.evals import features, fewshot, knn, linear, metrics
 from vitreous.evals import suite as suites
 from vitreous.evals.features import Part
-from vitreous.files import cache_root
 from vitreous.models.architecture import pair
 from vitreous.predict import Classifier, load
 
@@ -123,17 +121,7 @@ def _splits(dataset: Dataset, options: ProbeConfig) -> tuple[Split, Split, Split
 
 
 def _part(classifier: Classifier, split: Split, options: ProbeConfig) -> Part:
-    cache = Path(options.cache) if options.cache else cache_root() / "features"
-    found = features.extract(
-        classifier.model,
-        split,
-        classifier.preprocess.preprocessing,
-        layer=options.layer,
-        pooling=options.pooling,
-        cache=cache,
-        batch_size=options.batch_size,
-        workers=options.workers,
-    )
+    found = features.take(classifier.model, split, classifier.preprocess.preprocessing, options)
     return found.values, found.targets
 
 

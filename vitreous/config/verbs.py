@@ -3,25 +3,47 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitreous.config.choices import NOT_GIVEN, Inference, ReproduceScale, Runtime
+from vitreous.config.choices import NOT_GIVEN, Inference, Precision, ReproduceScale, Runtime
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
+class ReadingConfig:
+    """How the images of a data set are read and computed."""
+
+    batch_size: int = 64
+    """Images that are computed at a time."""
+    workers: int | None = None
+    """Processes that read images; auto: by the number of processors."""
+    precision: Precision | Literal["auto"] = "float32"
+    """float32; bf16, faster and less exact; auto: bf16 where the hardware has it."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N or mps."""
+    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
+    """Folder of the data sets that are given by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig(ReadingConfig):
+    """How the features of images are taken."""
+
+    image_size: tuple[int, ...] | None = None
+    """Height and width that the model sees (one number: a square); positions are resampled."""
+    layer: int = -1
+    """Take the tokens after this block; -1: the last."""
+    pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
+    """How tokens become one vector: the model's own way, or another."""
+    cache: str | None = None
+    """Keep features in this folder; auto: the user's cache."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(ReadingConfig):
     """What is measured, and on what."""
 
     split: str | None = None
     """train, val, test or all; auto: test, else val."""
     out: str | None = field(default=None, metadata=NOT_GIVEN)
     """Write `evaluation.json` and `report.html` into this folder."""
-    batch_size: int = 64
-    """Images that are computed at a time."""
-    workers: int | None = None
-    """Processes that read images; auto: by the number of processors."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:N or mps."""
-    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
-    """Folder of the data sets that are given by name."""
     seed: int = 0
     """Of the held-out part, of bootstraps and of corruptions."""
     restrict: bool = False
@@ -45,17 +67,11 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig:
+class ProbeConfig(FeatureConfig):
     """How features are taken and measured."""
 
     method: Literal["knn", "fewshot", "linear", "all"] = "all"
     """Nearest neighbours, least squares on few images per class, logistic regression, or all three."""
-    image_size: tuple[int, ...] | None = None
-    """Height and width that the model sees (one number: a square); positions are resampled."""
-    layer: int = -1
-    """Take the tokens after this block; -1: the last."""
-    pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
-    """How tokens become one vector: the model's own way, or another."""
     shots: tuple[int, ...] = (1, 5, 10, 25)
     """Images per class, for fewshot."""
     seeds: int = 5
@@ -64,42 +80,16 @@ class ProbeConfig:
     """auto: accuracy; mean average precision where images have several labels."""
     train_limit: int | None = field(default=None, metadata=NOT_GIVEN)
     """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
-    batch_size: int = 64
-    """Images that are computed at a time."""
-    workers: int | None = None
-    """Processes that read images; auto: by the number of processors."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:N or mps."""
-    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
-    """Folder of the data sets that are given by name."""
     seed: int = 0
     """Of the held-out part, of the draws and of bootstraps."""
-    cache: str | None = None
-    """Keep features in this folder; auto: the user's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedConfig:
+class EmbedConfig(FeatureConfig):
     """How features are taken, and where they are written."""
 
     out: str = field(default="features.npz", metadata={"placeholder": "FILE"})
     """The .npz file to write."""
-    image_size: tuple[int, ...] | None = None
-    """Height and width that the model sees (one number: a square); positions are resampled."""
-    layer: int = -1
-    """Take the tokens after this block; -1: the last."""
-    pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
-    """How tokens become one vector: the model's own way, or another."""
-    batch_size: int = 64
-    """Images that are computed at a time."""
-    workers: int | None = None
-    """Processes that read images; auto: by the number of processors."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:N or mps."""
-    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
-    """Folder of the data sets that are given by name."""
-    cache: str | None = None
-    """Keep features in this folder; auto: the user's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,31 +113,15 @@ class SearchConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CleanConfig:
+class CleanConfig(FeatureConfig):
     """How features are taken, and what is shown of the findings."""
 
     out: str | None = field(default=None, metadata=NOT_GIVEN)
     """Write clean.json, suspicious.csv and a page with the pictures into this folder."""
     top: int = 20
     """How many of each finding the tables show; the page shows five times as many, the files all."""
-    image_size: tuple[int, ...] | None = None
-    """Height and width that the model sees (one number: a square); positions are resampled."""
-    layer: int = -1
-    """Take the tokens after this block; -1: the last."""
-    pooling: Literal["model", "cls", "gap", "cls_gap"] = "model"
-    """How tokens become one vector: the model's own way, or another."""
-    batch_size: int = 64
-    """Images that are computed at a time."""
-    workers: int | None = None
-    """Processes that read images; auto: by the number of processors."""
-    device: str = "auto"
-    """auto, cpu, cuda, cuda:N or mps."""
-    data_root: str | None = field(default=None, metadata=NOT_GIVEN)
-    """Folder of the data sets that are given by name."""
     seed: int = 0
     """Of the parts in which labels are judged."""
-    cache: str | None = None
-    """Keep features in this folder; auto: the user's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous import files
-from vitreous.config import Preprocessing
+from vitreous import config, files, parallel
+from vitreous.config import FeatureConfig, Preprocessing
 from vitreous.data import Split
 from vitreous.evals import outputs
 from vitreous.models.architecture import to_dict
@@ -35,6 +35,7 @@ def extract(
     layer: int = -1,
     pooling: FeaturePooling = "model",
     cache: Path | None = None,
+    precision: config.Precision = "float32",
     **options: Any,
 ) -> outputs.Outputs:
     """Return one vector per image: the model's own pooling, or another, of the features after a layer."""
@@ -44,14 +45,30 @@ def extract(
 
     path = None
     if cache is not None:
-        path = cache / f"{_key(split, identity(model, preprocessing, layer=layer, pooling=pooling))}.npz"
+        known = identity(model, preprocessing, layer=layer, pooling=pooling)
+        path = cache / f"{_key(split, known, precision)}.npz"
     if path is not None and path.is_file() and (kept := _read(path)) is not None:
         return kept
-    found = outputs.run(model, split, preprocessing, compute, **options)
+    found = outputs.run(model, split, preprocessing, compute, precision=precision, **options)
     if path is not None and not found.bad:
         with files.atomic(path) as temporary, temporary.open("wb") as file:
             np.savez(file, values=found.values, targets=found.targets, indices=found.indices)
     return found
+
+
+def take(model: Model, split: Split, preprocessing: Preprocessing, options: FeatureConfig) -> outputs.Outputs:
+    """Return one vector per image as a verb's options say, from the cache where they were taken before."""
+    return extract(
+        model,
+        split,
+        preprocessing,
+        layer=options.layer,
+        pooling=options.pooling,
+        cache=Path(options.cache) if options.cache else files.cache_root() / "features",
+        precision=parallel.precision(options.precision, next(model.parameters()).device),
+        batch_size=options.batch_size,
+        workers=options.workers,
+    )
 
 
 def identity(
@@ -71,9 +88,11 @@ def identity(
     return digest.hexdigest()[:32]
 
 
-def _key(split: Split, model: str) -> str:
-    """Name the features of a split by the model's identity, and by what the images hold."""
+def _key(split: Split, model: str, precision: config.Precision) -> str:
+    """Name the features of a split by the model's identity, the precision, and what the images hold."""
     digest = hashlib.sha256(model.encode())
+    if precision != "float32":
+        digest.update(precision.encode())
     digest.update(split.digests.tobytes() + split.targets.tobytes())
     return digest.hexdigest()[:32]
 

@@ -82,9 +82,12 @@ def run(
     *,
     batch_size: int = 64,
     workers: int | None = None,
+    precision: config.Precision = "float32",
 ) -> Outputs:
     """Compute something of every image of the split, on the model's device."""
-    loader, batches = shown(model, split, preprocessing, compute, batch_size=batch_size, workers=workers)
+    loader, batches = shown(
+        model, split, preprocessing, compute, batch_size=batch_size, workers=workers, precision=precision
+    )
     values, targets, indices = [], [], []
     for batch, found in batches:
         values.append(found.cpu())
@@ -105,6 +108,7 @@ def shown(
     *,
     batch_size: int = 64,
     workers: int | None = None,
+    precision: config.Precision = "float32",
 ) -> tuple[Loader, Iterator[tuple[Batch, Tensor]]]:
     """Return a loader of the split, and its batches with their values, under a progress bar."""
     device = next(model.parameters()).device
@@ -120,7 +124,7 @@ def shown(
     model.eval()
 
     def batches() -> Iterator[tuple[Batch, Tensor]]:
-        inference = Inference(world=parallel.World(device=device))
+        inference = Inference(world=parallel.World(device=device), precision=precision)
         started, done = time.perf_counter(), 0
         with closing(console.ProgressBar(len(split), what="image")) as bar, torch.inference_mode():
             for batch, values in inference.batches(loader, compute):

@@ -5,19 +5,17 @@ Nothing is trained, and no file is changed.
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from vitreous import console
-from vitreous.config import CleanConfig, EmbedConfig
+from vitreous.config import FeatureConfig
 from vitreous.data import Dataset, InMemory, Split, open_pictures
 from vitreous.data.bad import LISTED, without_name
 from vitreous.data.opening import is_image, open_image
 from vitreous.data.sources.folders import UNLABELLED
 from vitreous.errors import ModelError
 from vitreous.evals import features, neighbours
-from vitreous.files import cache_root
 from vitreous.models.architecture import pair
 from vitreous.predict import Classifier, load
 
@@ -80,25 +78,16 @@ def open_any(data: str | InMemory, data_root: str | None) -> Dataset:
     return open_pictures(data, data_root=data_root, carve=False)
 
 
-def load_model(source: str, options: EmbedConfig | CleanConfig) -> Classifier:
+def load_model(source: str, options: FeatureConfig) -> Classifier:
     """Load the model whose features are taken, for images of another size where asked."""
     size = pair(options.image_size, "--image-size") if options.image_size else None
     return load(source, image_size=size, device=options.device)
 
 
-def gather(classifier: Classifier, dataset: Dataset, options: EmbedConfig | CleanConfig) -> Pictures:
+def gather(classifier: Classifier, dataset: Dataset, options: FeatureConfig) -> Pictures:
     """Compute a vector of length 1 for every picture of the data; name the files that can't be read."""
     _, whole = dataset.part("all")
-    found = features.extract(
-        classifier.model,
-        whole,
-        classifier.preprocess.preprocessing,
-        layer=options.layer,
-        pooling=options.pooling,
-        cache=Path(options.cache) if options.cache else cache_root() / "features",
-        batch_size=options.batch_size,
-        workers=options.workers,
-    )
+    found = features.take(classifier.model, whole, classifier.preprocess.preprocessing, options)
     names = {index: whole.name(index) for index in sorted(found.bad)}
     bad = {name: without_name(found.bad[index], name) for index, name in names.items()}
     _name(bad)
