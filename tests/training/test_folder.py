@@ -29,10 +29,20 @@ def test_changed_options_are_refused(data: str, undisturbed: Result, tmp_path: P
         changed = {**arrays}
     changed["train_images"][0] += 1
     np.savez(tmp_path / "stripes.npz", **changed)
-    with pytest.raises(ResumeError, match="data was .* and is now"):
+    with pytest.raises(
+        ResumeError, match="other options: the data has other images, labels or splits now: repeat"
+    ):
         run(str(tmp_path / "stripes.npz"), undisturbed.folder)
     free = {"workers": 1, "keep": 2, "save_every": 7, "on_nan": "rollback", "micro_batch": 4}
     assert run(data, undisturbed.folder, **free).figures == undisturbed.figures
+
+
+def test_another_seed_is_not_told_as_other_data() -> None:
+    """The held-out images follow from the seed, and the checksum of the data with them."""
+    before = {"seed": 0, "data": "1f", "checkpoint": "2e"}
+    assert folder.changes(before, {**before, "seed": 1, "data": "3d"}) == ["seed was 0 and is now 1"]
+    (other,) = folder.changes(before, {**before, "checkpoint": "4c"})
+    assert other == "the model to start from has other weights now"
 
 
 def test_a_second_process_is_refused(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,6 +107,13 @@ def names(data: str) -> Iterator[Path]:
         yield first.with_name(f"{first.name}-{number}")
 
 
+CHECKSUMS = {
+    "data": "the data has other images, labels or splits now",
+    "checkpoint": "the model to start from has other weights now",
+}
+"""What it means that a checksum differs, which nobody can read."""
+
+
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     """Compare the options that a run was started with and those of now; any difference is refused by name."""
     if changed := changes(before, now):
@@ -120,10 +127,13 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return how the options of now differ from those that a run was started with."""
     now = {**DEFAULTS, **_given(json.loads(json.dumps(now)))}  # as `before` was read: tuples are lists
     before = {**DEFAULTS, **_given(before)}
+    other = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+    if "seed" in other:
+        other.discard("data")  # the held-out images follow from the seed
     return [
-        f"{name} was {json.dumps(before.get(name))} and is now {json.dumps(now.get(name))}"
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
+        CHECKSUMS.get(name)
+        or f"{name} was {json.dumps(before.get(name))} and is now {json.dumps(now.get(name))}"
+        for name in sorted(other)
     ]
 
 
