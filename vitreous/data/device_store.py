@@ -106,7 +106,7 @@ def _bytes_each(split: Split, preprocessing: Preprocessing, crops: bool) -> floa
     if isinstance(images, ArrayImages):
         return preprocessing.channels * images.pixels.shape[1] * images.pixels.shape[2]
     shortest, areas = storage_size(preprocessing.image_size), []
-    for index in np.unique(np.linspace(0, len(split) - 1, SAMPLE).astype(int)).tolist():
+    for index in split.sample(SAMPLE).tolist():
         try:
             width, height = open_header(images.data(index), name=split.name(index)).size
         except DataError:

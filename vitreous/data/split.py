@@ -36,6 +36,10 @@ class Split:
         """Decode an image."""
         return self.images.read(index, channels)
 
+    def sample(self, most: int) -> np.ndarray:
+        """Return the numbers of so many images at most, evenly spread over the split."""
+        return np.unique(np.linspace(0, len(self) - 1, min(most, len(self))).astype(int))
+
     def select(self, indices: np.ndarray) -> "Split":
         """Return the split of some of the images, in that order."""
         return Split(

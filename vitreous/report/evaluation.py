@@ -144,7 +144,7 @@ def look(report: Report, classifier: Classifier, split: Split, document: dict[st
     report.mistakes = mistakes(classifier, split, document.get("worst") or [])
     channels = classifier.preprocess.preprocessing.channels
     picked = []
-    for i in np.unique(np.linspace(0, len(split) - 1, min(LOOKED_AT, len(split))).round().astype(int)):
+    for i in split.sample(LOOKED_AT):
         try:
             picked.append(NamedImage(split.name(int(i)), split.read(int(i), channels)))
         except DataError:

@@ -25,7 +25,7 @@ def pictures(classifier: Classifier, split: Split) -> list[Picture]:
     """Return the nearest neighbours of some images, and their patches coloured by what they are like."""
     channels = classifier.preprocess.preprocessing.channels
     prepared = []
-    for index in np.unique(np.linspace(0, len(split) - 1, min(COMPARED, len(split))).round().astype(int)):
+    for index in split.sample(COMPARED):
         try:
             prepared.append(classifier.prepare(split.read(int(index), channels)))
         except DataError:
