@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.data_images import own_cache, picture
 from tests.data_sources import idx, make_idx
-from vitreous.data import open_data
+from vitreous.config import Preprocessing
+from vitreous.data import make_loader, open_data
 from vitreous.data.sources.arrays import pixels, read_idx
 from vitreous.errors import DataError
 
@@ -34,6 +36,18 @@ def test_npz(tmp_path: Path, keys: tuple[str, str, str | None, str | None]) -> N
     assert data.labels == ["0", "1", "2", "3"]
     assert np.array_equal(np.asarray(data.splits["train"].read(7)), images[7])
     assert list(data.splits) == (["train", "test"] if keys[2] else ["train"])
+
+
+def test_what_idx_files_hold_is_read_without_a_warning(tmp_path: Path) -> None:
+    """Their pixels lie in memory that can't be written to, of which torch warns."""
+    make_idx(tmp_path)
+    split = open_data(tmp_path).splits["test"]
+    torch.set_warn_always(True)
+    try:
+        loader = make_loader(split, preprocessing=Preprocessing(image_size=(28, 28), mean=(0.5,), std=(0.5,)))
+        assert len(next(iter(loader.epoch(0))).images)
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_npz_with_names_and_several_labels(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Pixels:
         """All pixels, uint8 (N, C, H, W), where the split is in memory."""
         if isinstance(split.images, ArrayImages):
             array = split.images.array(preprocessing.channels)
-            self.array = torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2)))
+            self.array = torch.from_numpy(np.require(array.transpose(0, 3, 1, 2), requirements=("C", "W")))
 
     def load(self, index: int) -> np.ndarray:
         """Return an image's pixels (h, w, C) up to where randomness begins: that much is cached."""
