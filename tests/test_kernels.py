@@ -1,6 +1,7 @@
 """Other ways to the same value: attention without the keys' mean, patches as a product, halved sums."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,42 @@ def test_what_all_keys_have_in_common_is_not_seen() -> None:
     torch.testing.assert_close(torch.autograd.grad(centred.square().sum(), inputs), wanted)
     rows = (inputs[0] @ kernels.centred(inputs[1]).mT * 0.25).logsumexp(-1)
     assert rows.min() >= math.log(50) > (inputs[0] @ inputs[1].mT * 0.25).logsumexp(-1).max()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 50, 16), (1, 1, 1, 8), (3, 2, 37, 64), (0, 2, 5, 8)])
+def test_written_out_is_what_the_fused_kernel_computes(shape: tuple[int, ...]) -> None:
+    """In double precision, backwards too; from tensors that lie as a block makes them."""
+    images, heads, tokens, width = shape
+    qkv = torch.randn(images, tokens, 3, heads, width, dtype=torch.float64).requires_grad_()
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    fused = F.scaled_dot_product_attention(q, k, v, scale=0.25)
+    written = kernels.written_out(q, k, v, 0.25)
+    torch.testing.assert_close(written, fused)
+    (wanted,) = torch.autograd.grad(fused.square().sum(), qkv, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(written.square().sum(), qkv)[0], wanted)
+
+
+def test_a_cpu_writes_attention_out_in_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in float32, nor for so many tokens that memory is short, nor where some are masked."""
+    taken: list[int] = []
+    written = kernels.written_out
+    monkeypatch.setattr(kernels, "written_out", lambda *given: taken.append(1) or written(*given))
+    q = torch.randn(1, 2, 20, 8)
+    halves = q.bfloat16()
+
+    def attend(x: torch.Tensor, **others: Any) -> int:
+        found = kernels.attention(x, x, x, scale=0.3, **others)
+        assert found.shape == x.shape and found.dtype == x.dtype
+        return len(taken)
+
+    assert attend(halves) == 1
+    exact = F.scaled_dot_product_attention(q, q, q, scale=0.3)
+    assert (kernels.attention(halves, halves, halves, scale=0.3) - exact).abs().max() < 0.05
+    assert len(taken) == 2
+    many = torch.randn(1, 1, kernels.MANY + 1, 8).bfloat16()
+    for x, others in ((q, {}), (halves, {"bias": torch.zeros(20, 20).bfloat16()}), (many, {})):
+        assert attend(x, **others) == 2
+    assert attend(halves, dropout=0.5) == 2
 
 
 @pytest.mark.parametrize(("size", "patch"), [((16, 24), (8, 8)), ((12, 16), (4, 8))])

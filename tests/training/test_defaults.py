@@ -83,8 +83,9 @@ def test_hardware_and_data_matter() -> None:
     on_gpu, on_cpu = choose(TrainConfig(), CIFAR), choose(TrainConfig(), replace(CIFAR, device="cpu"))
     assert vit(on_gpu).width > vit(on_cpu).width
     assert (on_gpu.epochs or 0) > (on_cpu.epochs or 0)
-    assert on_gpu.precision == "bf16" and on_cpu.precision == "float32"
-    assert "too small to gain from bf16" in on_cpu.reasons["precision"]
+    assert on_gpu.precision == on_cpu.precision == "bf16"
+    small = choose(TrainConfig(), DIGITS)
+    assert small.precision == "float32" and "16 patches of width 64" in small.reasons["precision"]
     assert choose(TrainConfig(), replace(CIFAR, bf16=False)).precision == "float32"
     big = choose(TrainConfig(model="ViT-B/16"), replace(CIFAR, device="cpu"))
     assert big.precision == "bf16"

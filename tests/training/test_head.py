@@ -12,10 +12,10 @@ import vitreous
 from tests import ranks
 from tests.training.runs import assert_same_weights, weights
 from vitreous import parallel
-from vitreous.config import FinetuneConfig
+from vitreous.config import FinetuneConfig, Precision
 from vitreous.data import open_data
 from vitreous.errors import OptionError
-from vitreous.evals import linear
+from vitreous.evals import linear, outputs
 from vitreous.models import adapt, zoo
 from vitreous.predict import load
 from vitreous.training import finetune, head, setup
@@ -90,6 +90,20 @@ def test_going_on_does_not_fit_again(few: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(head, "fit", lambda *_: pytest.fail("fitted again"))
     again = finetune(SEALED, few, replace(options, out=str(stopped)))
     assert_same_weights(weights(whole.folder), weights(again.folder))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "float32"])
+def test_it_is_fitted_in_the_runs_precision(
+    precision: Precision, few: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the model will be trained and evaluated: on many processors bf16 is twice as fast."""
+    used: list[str] = []
+    run = outputs.run
+    monkeypatch.setattr(
+        head.outputs, "run", lambda *given, **how: used.append(how["precision"]) or run(*given, **how)
+    )
+    finetune(SEALED, few, replace(OPTIONS, out=str(tmp_path), precision=precision))
+    assert used == [precision, precision]  # the training images, and those to choose with
 
 
 def test_a_head_that_is_no_dense_layer_is_refused() -> None:

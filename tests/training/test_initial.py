@@ -106,7 +106,7 @@ def test_a_run_that_began_from_scratch_goes_on(
 
 
 TINY = zoo.get_config("ViT-Ti/16", image_size=(160, 160))
-FEW: dict[str, Any] = {"images": 3000, "evaluated": 1500, "side": 400, "rate": 110e9}
+FEW: dict[str, Any] = {"images": 3000, "evaluated": 1500, "side": 400, "rate": 110e9, "reading": 0.0}
 
 
 def test_more_time_gives_larger_images_then_more_that_learns() -> None:
@@ -116,6 +116,15 @@ def test_more_time_gives_larger_images_then_more_that_learns() -> None:
     assert choices[0].tune == "head" and choices[-1].tune == "full"
     fast = transfer.choose(TINY, **{**FEW, "budget": 60.0, "rate": 5e14})
     assert (fast.architecture.image_size, fast.tune) == ((224, 224), "full")
+
+
+def test_images_that_are_slow_to_read_leave_less_time() -> None:
+    """Reading costs the same at every size, and once in each pass."""
+    about = {**FEW, "budget": 240.0, "rate": 300e9}
+    quick, slow, slower = (transfer.choose(TINY, **{**about, "reading": each}) for each in (0.0, 0.02, 0.1))
+    assert (quick.architecture.image_size, quick.tune) == ((224, 224), "last:6")
+    assert slow.architecture.image_size == (224, 224) and slow.tune == "head"
+    assert slower.architecture.image_size == (96, 96) and slower.epochs == 1
 
 
 def test_images_are_not_blown_up_and_a_size_that_was_given_stays() -> None:
@@ -145,7 +154,7 @@ def test_the_rule_as_it_is_documented(
 ) -> None:
     """At the speed of two cores; whoever changes the rule changes docs/transfer.md."""
     about: dict[str, Any] = {"images": images, "evaluated": evaluated, "side": side}
-    choice = transfer.choose(TINY, **about, budget=budget, rate=93e9)
+    choice = transfer.choose(TINY, **about, budget=budget, rate=93e9, reading=0.0)
     assert (choice.architecture.image_size[0], choice.tune, choice.epochs) == expected
     minutes = (budget or 600) / 60
     assert f"of {minutes:.1f} minutes for {images:,} images" in choice.reasons["image_size"]

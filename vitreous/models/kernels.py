@@ -9,6 +9,8 @@ from torch import Tensor
 
 FEW = 64
 """Up to so many tokens need no fused kernel on a GPU, where attention is compiled with what is around it."""
+MANY = 320
+"""Up to so many tokens their products fit into a CPU's memory, for every image and head of a batch."""
 
 
 def attention(
@@ -26,13 +28,31 @@ def attention(
     `cudnn`: its kernels may be taken for gradients in half precision; see `cudnn_attention`. On one H200
     forward and backward of ViT-B/16 (batch 256, bf16) take 66.1 ms by them, 69.3 by torch's flash attention.
     Among 64 tokens a block of width 192 takes 2.38 ms written out, and 2.64 fused.
+
+    In bf16 on a CPU torch's fused kernel is slow: see `written_out`.
     """
+    if bias is None and not dropout and q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        if q.shape[-2] <= MANY:
+            return written_out(q, k, v, scale)
     if bias is None and not dropout and q.is_cuda:
         if q.shape[-2] <= FEW and torch.compiler.is_compiling():
             return (q @ k.mT * scale).softmax(-1).to(v.dtype) @ v
         if cudnn and torch.is_grad_enabled() and q.dtype in (torch.bfloat16, torch.float16):
             return cudnn_attention(q, k, v, scale)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Return attention by two matrix products for each image and head, with all their scores in memory.
+
+    On a Zen 5 core, 64 images, three heads of 64, bf16: 197 tokens take 14 ms forward and 52 ms both ways
+    instead of 29 and 114, 101 tokens 5 and 14 ms instead of 10 and 64. In float32 the fused kernel wins.
+    """
+    images, heads, tokens, _ = q.shape
+    q, k, v = (each.flatten(0, 1) for each in (q, k, v))  # (B H, N, D/H)
+    nothing = q.new_empty(1, 1, 1).expand(len(q), tokens, tokens)
+    scores = torch.baddbmm(nothing, q, k.mT, beta=0, alpha=scale)
+    return torch.bmm(scores.softmax(-1), v).unflatten(0, (images, heads))
 
 
 def cudnn_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -23,6 +23,8 @@ SMALLEST = 16
 """Side of an image below which it is too small to crop, and learned in a few hundred steps."""
 MOST_PIXELS = {"cuda": 224, "mps": 128, "cpu": 64}
 """Side of the largest image that a model made here sees, unless larger patches were asked for."""
+LITTLE = 2048
+"""Numbers in an image's patches below which bf16 gains little on a CPU: the digits have 1,024."""
 RATES = ("drop_path", "patch_drop")
 """Options of training that are fields of the model."""
 FITS: dict[str, Resize] = {"cover": "cover", "pad": "pad", "stretch": "exact"}
@@ -110,6 +112,9 @@ def choose(
     optimizer = _optimizer(options, facts, model, pretrained is not None, pick)
     lr = _learning_rate(options, optimizer, model, batch, pick)
     small, several = facts.images < 50_000, facts.multilabel
+    arithmetic, why = precision(options, facts, model)
+    if why:
+        pick.reasons["precision"] = why
     plan = Plan(
         architecture=model,
         preprocessing=preprocessing,
@@ -150,7 +155,7 @@ def choose(
         balance=pick("balance", options.balance, "none"),
         binary_targets=pick("binary_targets", options.binary_targets or None, False),
         augment=_augment(options, facts, preprocessing, pick),
-        precision=_precision(options, facts, model, pick),
+        precision=arithmetic,
         seed=pick("seed", options.seed, 0),
     )
     unused = () if task.labels else ("loss", "label_smoothing")
@@ -338,14 +343,13 @@ def _augment(options: TrainConfig, facts: Facts, preprocessing: Preprocessing, p
     return resolve(replace(fitted, **changes), **about, resize=preprocessing.resize)
 
 
-def _precision(options: TrainConfig, facts: Facts, model: Architecture, pick: _Chooser) -> Precision:
+def precision(options: TrainConfig, facts: Facts, model: Architecture) -> tuple[Precision, str]:
+    """Return the precision, and why where the user named none: this hardware, which no recipe knows."""
     if options.precision != "auto":
-        return options.precision
-    chosen: Precision = "bf16"
-    reason = f"the {facts.device} has bf16 arithmetic"
+        return options.precision, ""
     if not facts.bf16:
-        chosen, reason = "float32", f"the {facts.device} has no bf16 arithmetic"
-    elif facts.device == "cpu" and model.width < 192:
-        chosen, reason = "float32", f"width {model.width} is too small to gain from bf16 on a CPU"
-    pick.reasons["precision"] = reason  # of this hardware: no recipe knows it
-    return chosen
+        return "float32", f"the {facts.device} has no bf16 arithmetic"
+    if facts.device == "cpu" and model.kind == "vit" and model.patches * model.width < LITTLE:
+        size = f"{model.patches} patches of width {model.width}"
+        return "float32", f"{size} gain little from bf16 on a CPU"
+    return "bf16", f"the {facts.device} has bf16 arithmetic"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous import console, parallel
-from vitreous.config import Preprocessing
+from vitreous.config import Precision, Preprocessing
 from vitreous.data import Dataset, Split
 from vitreous.errors import OptionError
 from vitreous.evals import linear, outputs
@@ -23,7 +23,13 @@ STRENGTH = 1e-2
 """λ of the regression where there are no held-out images to choose it by."""
 
 
-def fit(model: Model, dataset: Dataset, preprocessing: Preprocessing, world: parallel.World) -> None:
+def fit(
+    model: Model,
+    dataset: Dataset,
+    preprocessing: Preprocessing,
+    world: parallel.World,
+    precision: Precision = "float32",
+) -> None:
     """Give the model's heads the regression's weights, the same ones on every rank, and say so."""
     found: list[dict[str, Tensor]] = []
 
@@ -35,7 +41,7 @@ def fit(model: Model, dataset: Dataset, preprocessing: Preprocessing, world: par
                 raise OptionError(
                     f"--fit-head needs a dense head, and this model's is {type(layer).__name__}"
                 )
-            seen = partial(_seen, model, layer, preprocessing=preprocessing)
+            seen = partial(_seen, model, layer, preprocessing=preprocessing, precision=precision)
             weight, bias = _regression(seen, dataset)
             found[0] |= {f"{path}.weight": weight, f"{path}.bias": bias}
         console.note(f"head: fitted to the features of {len(dataset.splits['train']):,} images")
@@ -61,7 +67,14 @@ def _regression(seen: Callable[[Split], Part], dataset: Dataset) -> tuple[Tensor
     return weight.T.float(), (bias - mean @ weight).float()
 
 
-def _seen(model: Model, layer: nn.Linear, split: Split, *, preprocessing: Preprocessing) -> Part:
+def _seen(
+    model: Model,
+    layer: nn.Linear,
+    split: Split,
+    *,
+    preprocessing: Preprocessing,
+    precision: Precision = "float32",
+) -> Part:
     """Return what the head is given for each image (N, D), and the targets."""
     inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
@@ -73,7 +86,7 @@ def _seen(model: Model, layer: nn.Linear, split: Split, *, preprocessing: Prepro
 
     try:
         with parallel.uncompiled():
-            found = outputs.run(model, split, preprocessing, compute)
+            found = outputs.run(model, split, preprocessing, compute, precision=precision)
     finally:
         hook.remove()
     return np.ascontiguousarray(found.values), found.targets

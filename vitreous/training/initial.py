@@ -94,7 +94,7 @@ def began_from_scratch(data: str, options: TrainConfig, dataset: Dataset) -> boo
 def photographs(split: Split) -> bool:
     """Tell whether pictures look like photographs: in colour, and not very small."""
     apart: list[float] = []
-    for index in np.unique(np.linspace(0, len(split) - 1, LOOKED_AT).astype(int)):
+    for index in split.sample(LOOKED_AT):
         try:
             picture = split.read(int(index))
         except DataError:

@@ -4,7 +4,6 @@ is faster at it."""
 import time
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from vitreous import console, parallel
@@ -98,7 +97,7 @@ def decoding_rates(split: Split, plan: Plan, world: parallel.World, workers: int
 
     Both are timed in this process. As many workers are taken to be so many times as fast at the host's work,
     which is more than they are."""
-    few = sample(split, SAMPLE)
+    few = split.select(split.sample(SAMPLE))
     rates: dict[Where, float] = {}
     modes: tuple[Where, ...] = ("host", "decode")
     for pixels in modes:
@@ -112,11 +111,6 @@ def decoding_rates(split: Split, plan: Plan, world: parallel.World, workers: int
                 torch.cuda.synchronize(world.device)
             rates[pixels] = len(few) / (time.monotonic() - started)
     return {"host": rates["host"] * workers, "decode": rates["decode"]}
-
-
-def sample(split: Split, most: int) -> Split:
-    """Return so many of a split's images at most, evenly spread over it."""
-    return split.select(np.unique(np.linspace(0, len(split) - 1, most).astype(int)))
 
 
 def validation_split(dataset: Dataset) -> str | None:

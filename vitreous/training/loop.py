@@ -227,7 +227,7 @@ class Training:
         )
         self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
         if plan.fit_head and self.checkpoints.newest() is None:
-            head.fit(self.objective.model, self.dataset, plan.preprocessing, world)
+            head.fit(self.objective.model, self.dataset, plan.preprocessing, world, plan.precision)
         self.state = State(self.objective, plan, capturable=bool(self.lag))
         gradients = Gradients(
             module,

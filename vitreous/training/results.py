@@ -101,7 +101,8 @@ def conclude(training: "Training") -> Result:
         if split == "test":
             training.log.evaluation(training.position.step, split, results[split])
     if objective.headline in advice.SHARES:
-        known = loaders.sample(training.dataset.splits["train"], advice.SAMPLE)
+        train = training.dataset.splits["train"]
+        known = train.select(train.sample(advice.SAMPLE))
         results["train"] = dict(_evaluate(training, known).figures)
     results |= _speed(training)
     results["advice"] = advice.advise(results, document, plan, objective.headline)

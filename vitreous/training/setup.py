@@ -2,19 +2,16 @@
 
 import math
 import os
-import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, FinetuneConfig, TrainConfig
-from vitreous.data import Dataset, Split, require_readable, thumbnails
+from vitreous.data import Dataset, require_readable, thumbnails, typical_size
 from vitreous.data.bad import noted, nothing_to_learn
 from vitreous.data.images import ArrayImages, is_utf8, printable
 from vitreous.data.pictures import said
@@ -23,7 +20,7 @@ from vitreous.models import adapt, cost, zoo
 from vitreous.models.architecture import Architecture
 from vitreous.models.weights import Model
 from vitreous.options import command as command_line
-from vitreous.training import defaults, extension, folder, portability, recipes, transfer
+from vitreous.training import defaults, extension, folder, pace, portability, recipes, transfer
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
 
@@ -187,13 +184,15 @@ def _choose_transfer(
     if not start.by_time:
         return defaults.choose(options, facts, start.pretrained, _recipe(options, facts))
     model, preprocessing = start.pretrained.architecture, start.pretrained.preprocessing
+    precision, _ = defaults.precision(options, facts, model)
     choice = transfer.choose(
         model,
         images=facts.images,
         evaluated=sum(len(split) for name, split in dataset.splits.items() if name != "train"),
         side=min(facts.size) if start.by_train and not (options.image_size or options.patch_size) else None,
         budget=None if options.time_budget is None else seconds(options.time_budget),
-        rate=_forward_rate(start.model(model), world.device),
+        rate=pace.forward_rate(start.model(model), world.device, precision),
+        reading=pace.reading_seconds(dataset.splits["train"], preprocessing, world.device),
     )
     pretrained = replace(
         start.pretrained,
@@ -213,21 +212,6 @@ def fits_head(options: FinetuneConfig, model: Architecture) -> bool:
     if options.fit_head is not None:
         return options.fit_head == "yes"
     return model.kind == "vit" and not options.shard  # a ResNet's head is a convolution; shards are no matrix
-
-
-@torch.inference_mode()
-def _forward_rate(model: Model, device: torch.device) -> float:
-    """Measure how many operations a second the model's forward pass reaches, in about a second."""
-    images = torch.zeros(16, model.config.in_channels, *model.config.image_size, device=device)
-    model.to(device).eval()
-    best, until = float("inf"), time.perf_counter() + 0.6
-    while time.perf_counter() < until or best == float("inf"):
-        parallel.synchronize(device)
-        started = time.perf_counter()
-        model(images)
-        parallel.synchronize(device)
-        best = min(best, time.perf_counter() - started)
-    return 2.0 * len(images) * cost.flops(model.config) / best
 
 
 def _recipe(options: FinetuneConfig, facts: Facts) -> recipes.Recipe:
@@ -261,36 +245,20 @@ def _stored_plan(stored: Mapping[str, Any], dataset: Dataset) -> Plan:
 
 
 def measure_facts(dataset: Dataset, world: parallel.World) -> Facts:
-    """Measure what the choices depend on; of encoded images a sample is looked at."""
+    """Measure what the choices depend on."""
     split = dataset.splits["train"]
-    if isinstance(split.images, ArrayImages):
-        height, width, channels = split.images.pixels.shape[1:]
-    else:
-        sizes = [size for i in range(0, len(split), max(1, len(split) // 64)) if (size := _size(split, i))]
-        if not sizes:
-            raise DataError(
-                "none of the images that were tried can be read: run `vitreous check` on the data"
-            )
-        width, height = (int(statistics.median(axis)) for axis in zip(*sizes, strict=True))
-        channels = 3
+    channels = split.images.pixels.shape[3] if isinstance(split.images, ArrayImages) else 3
     return Facts(
         images=len(split),
         classes=split.classes,
         multilabel=dataset.multilabel,
-        size=(int(height), int(width)),
+        size=typical_size(split),
         channels=int(channels),
         mirror=split.mirror,
         device=world.device.type,
         bf16=parallel.has_bf16(world.device),
         cores=cores(),
     )
-
-
-def _size(split: Split, index: int) -> tuple[int, int] | None:
-    try:
-        return split.read(index).size
-    except DataError:
-        return None  # one bad file costs itself only; the loader will name it
 
 
 def _shown(plan: Plan, name: str) -> str:

@@ -37,18 +37,26 @@ class Choice:
 
 
 def choose(
-    model: Architecture, *, images: int, evaluated: int, side: int | None, budget: float | None, rate: float
+    model: Architecture,
+    *,
+    images: int,
+    evaluated: int,
+    side: int | None,
+    budget: float | None,
+    rate: float,
+    reading: float,
 ) -> Choice:
     """Choose for so many training images of this (shorter) side, and others that are evaluated.
 
     Without a side the model's size stays.
 
-    `rate`: operations a second that the model's forward pass reaches on the device.
+    `rate`: operations a second that the model's forward pass reaches on the device; `reading`: seconds that
+    it takes to read an image.
     """
     time = USUAL if budget is None else budget
 
-    def seconds(config: Architecture) -> float:
-        return 2 * cost.flops(config) / (EFFICIENCY * rate)  # of one image, forward
+    def seconds(config: Architecture, passes: float = 1.0) -> float:
+        return passes * 2 * cost.flops(config) / (EFFICIENCY * rate) + reading  # of one image
 
     sized = [
         model if size is None else replace(model, image_size=(size, size)) for size in _sizes(model, side)
@@ -60,7 +68,7 @@ def choose(
     shares = {"full": 3.0, f"last:{max(1, _depth(model) // 2)}": 2.0, "head": 1.0}
     if not model.has_attention:
         shares = {"full": 3.0, "head": 1.0}
-    epochs = {tune: left / (share * once) for tune, share in shares.items()}
+    epochs = {tune: left / (images * seconds(chosen, passes)) for tune, passes in shares.items()}
     least = {"full": EPOCHS["full"], "head": 0.0}
     tune = next(name for name, many in epochs.items() if many >= least.get(name, EPOCHS["half"]))
     spent = f"{_minutes(time)} for {images:,} images"
