@@ -34,21 +34,26 @@ def test_what_all_keys_have_in_common_is_not_seen() -> None:
     assert rows.min() >= math.log(50) > (inputs[0] @ inputs[1].mT * 0.25).logsumexp(-1).max()
 
 
+@pytest.mark.parametrize("kind", ["none", "mask", "weight", "offsets"])
 @pytest.mark.parametrize("shape", [(2, 4, 50, 16), (1, 1, 1, 8), (3, 2, 37, 64), (0, 2, 5, 8)])
-def test_written_out_is_what_the_fused_kernel_computes(shape: tuple[int, ...]) -> None:
+def test_written_out_is_what_the_fused_kernel_computes(shape: tuple[int, ...], kind: str) -> None:
     """In double precision, backwards too; from tensors that lie as a block makes them."""
     images, heads, tokens, width = shape
     qkv = torch.randn(images, tokens, 3, heads, width, dtype=torch.float64).requires_grad_()
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    fused = F.scaled_dot_product_attention(q, k, v, scale=0.25)
-    written = kernels.written_out(q, k, v, 0.25)
+    seen = torch.rand(images, 1, 1, tokens) > 0.3
+    seen[..., 0] = True  # the class token
+    added = torch.randn(images, heads, tokens, tokens).double()
+    bias = {"none": None, "mask": seen, "weight": added[:, :1, :1], "offsets": added}[kind]
+    fused = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=0.25)
+    written = kernels.written_out(q, k, v, 0.25, bias)
     torch.testing.assert_close(written, fused)
     (wanted,) = torch.autograd.grad(fused.square().sum(), qkv, retain_graph=True)
     torch.testing.assert_close(torch.autograd.grad(written.square().sum(), qkv)[0], wanted)
 
 
 def test_a_cpu_writes_attention_out_in_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in float32, nor for so many tokens that memory is short, nor where some are masked."""
+    """Not in float32, nor for so many tokens that memory is short, nor with dropout."""
     taken: list[int] = []
     written = kernels.written_out
     monkeypatch.setattr(kernels, "written_out", lambda *given: taken.append(1) or written(*given))
@@ -65,7 +70,7 @@ def test_a_cpu_writes_attention_out_in_bf16_alone(monkeypatch: pytest.MonkeyPatc
     assert (kernels.attention(halves, halves, halves, scale=0.3) - exact).abs().max() < 0.05
     assert len(taken) == 2
     many = torch.randn(1, 1, kernels.MANY + 1, 8).bfloat16()
-    for x, others in ((q, {}), (halves, {"bias": torch.zeros(20, 20).bfloat16()}), (many, {})):
+    for x, others in ((q, {}), (many, {})):
         assert attend(x, **others) == 2
     assert attend(halves, dropout=0.5) == 2
 

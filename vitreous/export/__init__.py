@@ -115,7 +115,7 @@ def require(source: Source) -> None:
         raise ModelError("this model has no classes, so no label can be proven: load it with a trained head")
     if config.frames is not None:
         raise ModelError("a model of video clips can't be exported: no image file holds a clip")
-    if getattr(source.model, "merge", 0):
+    if source.model.merge:
         raise ModelError("a model that merges tokens can't be exported: export the one that merges none")
     if source.preprocess.preprocessing.resize == "pad" and not config.has_attention:
         raise ModelError("a ResNet can't leave out padding (resize pad): use resize cover or exact, or a ViT")

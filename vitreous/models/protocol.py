@@ -22,6 +22,9 @@ class ImageModel(nn.Module, ABC):
     A mask (B, N) is False for patches to ignore, those that only pad an image; None: all count.
     """
 
+    merge: int = 0
+    """Patches that are merged in each block: see `merge.py`."""
+
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # (B, C, H, W) → (B, K)
         return self.forward_head(self.forward_features(x, mask), mask)
 

@@ -76,7 +76,7 @@ def equip(
 def candidates(runtime: Runtime, precision: Inference, classifier: Classifier) -> list[tuple[str, str]]:
     """Return the ways that fit what was asked for, or say why there are none."""
     on_cpu = classifier.device.type == "cpu"
-    merges = getattr(classifier.model, "merge", 0) > 0
+    merges = classifier.model.merge > 0
     if merges and runtime not in ("auto", "torch"):
         raise OptionError(f"--merge is computed by torch, not by {runtime}: leave one of them out")
     if runtime not in ("auto", "torch") and not on_cpu:

@@ -21,6 +21,6 @@ def identity(classifier: Classifier) -> str:
         "calibration": [classifier.temperature, classifier.abstain],
         "thresholds": classifier.thresholds if classifier.multilabel else None,
     }
-    if merge := getattr(classifier.model, "merge", 0):
-        facts["merge"] = merge
+    if classifier.model.merge:
+        facts["merge"] = classifier.model.merge
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
