@@ -89,9 +89,10 @@ def test_precision_is_the_plans_unless_asked_for(tmp_path: Path, monkeypatch: py
 
     world = place_in(tmp_path).world
     monkeypatch.setattr(parallel, "has_bf16", lambda _: True)
-    assert train.settled(tiny_case("train", precision=None), world).precision == "bf16"
+    case = tiny_case("train", precision=None, image_size=(64, 64))
+    assert train.settled(case, world).precision == "bf16"
     monkeypatch.setattr(parallel, "has_bf16", lambda _: False)
-    assert train.settled(tiny_case("train", precision=None), world).precision == "float32"
+    assert train.settled(case, world).precision == "float32"
     assert train.settled(tiny_case("train", precision="bf16"), world).precision == "bf16"
 
 

@@ -379,7 +379,7 @@ def test_a_run_goes_on_with_its_own_checkpoint_only(
         other.model.patch_embed.proj.weight.mul_(1.01)  # type: ignore[union-attr, operator]
     source = other.save(tmp_path / "other.safetensors")
     assert cli.main(["finetune", str(source), *arguments]) == 1
-    assert "checkpoint was" in capsys.readouterr().err
+    assert "the model to start from has other weights now" in capsys.readouterr().err
 
 
 def test_a_model_by_name_is_refused(
