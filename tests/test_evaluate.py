@@ -14,11 +14,12 @@ from torch.nn.functional import cross_entropy
 import vitreous
 from tests.conftest import train_digits
 from vitreous import checkpoint, cli
-from vitreous.config import EvaluateConfig
+from vitreous.config import EvaluateConfig, ProbeConfig
 from vitreous.data import open_data
 from vitreous.errors import CheckpointError, DataError, ModelError
 from vitreous.evaluate import evaluate, percent
 from vitreous.predict import Classifier
+from vitreous.probe import probe
 
 
 @pytest.fixture
@@ -241,6 +242,49 @@ def test_corruptions_and_resolutions(digits_file: Path, folder: Path) -> None:
     assert len(found["errors"]) == 15 and all(len(row) == 5 for row in found["errors"].values())
     assert 0 <= found["mean_error"] <= 1 and "mce" not in found
     assert evaluate(str(digits_file), str(folder), options)["corruptions"] == found
+
+
+def unsplit(path: Path) -> Path:
+    """Digits without splits of their own, so that a seed holds some of them out."""
+    test = open_data("digits").splits["test"]
+    pixels = np.stack([np.asarray(test.read(row, 1)) for row in range(len(test))])
+    np.savez(path, images=pixels, labels=test.targets)
+    return path
+
+
+def test_a_run_is_measured_on_what_it_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of data without splits each seed holds out other images; the run's own is sealed in it."""
+    data = unsplit(tmp_path / "digits.npz")
+    runs = [
+        vitreous.train(data, seed=seed, epochs=2, device="cpu", out=tmp_path / f"run{seed}")
+        for seed in (0, 3)
+    ]
+    for run in runs:
+        assert run.folder is not None
+        found = evaluate(str(run.folder), str(data), EvaluateConfig())
+        assert found["accuracy"] == pytest.approx(run.test.accuracy) and found["count"] == run.test["count"]
+        assert probe(str(run.folder), str(data), ProbeConfig(method="knn", cache=str(tmp_path)))
+    capsys.readouterr()
+    first, second = (str(run.folder) for run in runs)
+    evaluate(first, str(data), EvaluateConfig(compare=second))
+    told = capsys.readouterr().err
+    assert f"warning: {second} held out other images when it was trained (--seed 3)" in told
+    evaluate(second, str(data), EvaluateConfig(seed=0))
+    assert "(--seed 3)" in capsys.readouterr().err
+    with pytest.raises(DataError, match="--calibrate would seal that"):
+        evaluate(second, str(data), EvaluateConfig(seed=0, calibrate=True))
+    evaluate(second, str(data), EvaluateConfig())
+    evaluate(second, "digits", EvaluateConfig(seed=0))  # its splits are its own
+    assert "held out" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sealed", [-1, "5", 2.5, True, None])
+def test_a_seed_that_is_none_is_zero(digits_file: Path, sealed: object) -> None:
+    classifier = vitreous.load(digits_file)
+    classifier.about = {"recipe": {"seed": sealed}}
+    assert classifier.seed == 0
+    classifier.about = {"recipe": "text"}
+    assert classifier.seed == 0
 
 
 def test_bf16_is_said_and_near(digits_file: Path) -> None:

@@ -1,5 +1,6 @@
 """Training on some of the patches: which ones, what the model then sees, what it costs, what refuses it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import randomize
 from vitreous import objectives
-from vitreous.config import Preprocessing, PretrainConfig, TrainConfig
+from vitreous.config import DistillConfig, Preprocessing, PretrainConfig, TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import ModelError, OptionError
 from vitreous.models import cost, zoo
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.vit import VisionTransformer
 from vitreous.objectives.mae import MaskedAutoencoder
-from vitreous.training import defaults, pretrain
+from vitreous.training import defaults, distill, pretrain, setup
 from vitreous.training.defaults import Facts, Pretrained, choose
 from vitreous.training.plan import Plan, Task
 
@@ -25,6 +26,7 @@ SHAPE: dict[str, Any] = {
     **{"image_size": (32, 32), "patch_size": (8, 8), "width": 32, "depth": 2, "heads": 4, "mlp_width": 64},
     "num_classes": 5,
 }
+SEALED = "tests/fixtures/sealed_v1.safetensors"
 SMALL = Facts(
     images=47_500, classes=10, multilabel=False, size=(32, 32), channels=3, device="cuda", bf16=True, cores=8
 )
@@ -156,6 +158,24 @@ def test_without_labels_all_patches_are_there_also_on_a_gpu(objective: Any, tmp_
     made = zoo.build(seen[0].architecture)
     assert seen[0].architecture.width == 384
     assert objectives.builder(objective)(made, seen[0], open_data("digits")).model is made
+
+
+@pytest.mark.parametrize("rate", [1.0, 1.5, -0.1, math.nan])
+def test_a_rate_out_of_range_is_told_by_its_flag(rate: float) -> None:
+    for name in ("patch_drop", "drop_path"):
+        flag = name.replace("_", "-")
+        with pytest.raises(OptionError, match=rf"--{flag} {rate} is out of range: give 0 up to"):
+            setup.check_options(TrainConfig(**{name: rate}))
+
+
+def test_a_task_without_labels_refuses_it_before_there_is_a_folder(tmp_path: Path) -> None:
+    for work in (
+        lambda out: pretrain("digits", PretrainConfig(patch_drop=0.5, epochs=1, out=out)),
+        lambda out: distill(SEALED, "digits", DistillConfig(match="features", patch_drop=0.5, out=out)),
+    ):
+        with pytest.raises(OptionError, match="--patch-drop is for learning from labels"):
+            work(str(tmp_path / "run"))
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_recipe_that_drops_patches_is_one_for_features_too() -> None:

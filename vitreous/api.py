@@ -244,7 +244,7 @@ def evaluate(checkpoint: Text, data: Data, **options: Any) -> Figures:
         from vitreous.data import open_data
         from vitreous.report import write_evaluation
 
-        opened = open_data(name, data_root=config.data_root, seed=config.seed)
+        opened = open_data(name, data_root=config.data_root, seed=document["seed"])
         written = write_evaluation(folder, document, opened, command("evaluate", (source, str(name)), config))
         console.note(f"report: {written}")
     return Figures(document, folder=folder)

@@ -45,8 +45,10 @@ class Measured:
 
 def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous evaluate`."""
-    dataset = open_data(data, data_root=options.data_root, seed=options.seed)
     classifier = load(source, device=options.device).merging(options.merge)
+    seed = classifier.seed if options.seed is None else options.seed
+    options = replace(options, seed=seed)
+    dataset = open_data(data, data_root=options.data_root, seed=seed)
     if not classifier.labels:
         raise ModelError(f"{source} has no classes: fine-tune it first, or use `vitreous probe`")
     name, split = dataset.part(options.split)
@@ -54,6 +56,8 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
         raise DataError(
             "--corruptions, --real-labels and --restrict need one label per image: leave them out"
         )
+    if name in (*dataset.carved, "all"):
+        _tell_other_parts(source, classifier, dataset, seed, calibrate=options.calibrate)
     if options.abstain is not None:
         classifier.about = {**classifier.about, "abstain": options.abstain}
     if options.calibrate and options.merge:
@@ -66,7 +70,7 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
     measured, calibrated = measure(classifier, dataset, split, options), None
     if sealed:
         measured, calibrated = _calibrate(sealed, measured, dataset, name, options)
-    document: dict[str, Any] = {"checkpoint": str(source), "data": str(data), "split": name}
+    document: dict[str, Any] = {"checkpoint": str(source), "data": str(data), "split": name, "seed": seed}
     if options.merge:
         document["merge"] = options.merge
     if options.precision != "float32":
@@ -83,9 +87,27 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
     if options.corruptions:
         document["corruptions"] = _under_corruptions(measured, options)
     if options.compare:
-        second = measure(load(options.compare, device=options.device), dataset, split, options)
+        other = load(options.compare, device=options.device)
+        if name in (*dataset.carved, "all"):
+            _tell_other_parts(options.compare, other, dataset, seed)
+        second = measure(other, dataset, split, options)
         document["compare"] = compare(measured, second, options)
     return document
+
+
+def _tell_other_parts(
+    source: str, classifier: Classifier, dataset: Dataset, seed: int, *, calibrate: bool = False
+) -> None:
+    """Warn of images that are held out here and were not when the model was trained on the same data."""
+    if seed == classifier.seed or not classifier.about.get("recipe"):
+        return
+    told = (
+        f"{source} held out other images when it was trained (--seed {classifier.seed}): if that was on this "
+        "data, it has learned some of those that are measured here"
+    )
+    if calibrate:
+        raise DataError(f"{told}, and --calibrate would seal that: use its seed")
+    console.warn(told)
 
 
 def measure(classifier: Classifier, dataset: Dataset, split: Split, options: EvaluateConfig) -> Measured:
@@ -129,7 +151,7 @@ def figures(measured: Measured, options: EvaluateConfig) -> dict[str, Any]:
     classifier, found = measured.classifier, measured.answers
     if isinstance(found, Scores):
         return multilabel.document(found, classifier.labels, classifier.thresholds)
-    document = accuracy.document(found, classifier.labels, options.seed)
+    document = accuracy.document(found, classifier.labels, options.seed or 0)
     for row in document["worst"]:
         row["file"] = measured.split.name(row["index"])
     if threshold := classifier.abstain:
@@ -144,7 +166,7 @@ def compare(first: Measured, second: Measured, options: EvaluateConfig) -> dict[
     shared, a, b = np.intersect1d(first.answers.indices, second.answers.indices, return_indices=True)
     if not len(shared):
         raise DataError("the two checkpoints have no readable image in common")
-    paired = accuracy.compare(first.right[a], second.right[b], options.seed)
+    paired = accuracy.compare(first.right[a], second.right[b], options.seed or 0)
     own = figures(second, options)
     kept = ("mean_average_precision", "accuracy", "accuracy_interval", "top5", "loss", "ece", "f1")
     return {"checkpoint": options.compare, **{name: own[name] for name in kept if name in own}, **paired}
@@ -236,13 +258,14 @@ def _under_corruptions(measured: Measured, options: EvaluateConfig) -> dict[str,
     targets = measured.answers.targets
     pixels = [transform.pixels(split.images.read(int(i), channels)) for i in measured.answers.indices]
     table: dict[str, list[float]] = {}
+    seed = options.seed or 0
     for name in corruptions.CORRUPTIONS:
         table[name] = []
         for severity in range(1, 6):
             wrong = 0
             for start in range(0, len(pixels), 64):
                 some = [
-                    corruptions.corrupt(each, name, severity, options.seed, start + i)
+                    corruptions.corrupt(each, name, severity, seed, start + i)
                     for i, each in enumerate(pixels[start : start + 64])
                 ]
                 batch = torch.from_numpy(np.stack(some)).permute(0, 3, 1, 2).to(classifier.device)
@@ -290,7 +313,7 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
         rows.append((f"accuracy from {kept['threshold']:g} on", f"{share} of {percent(kept['coverage'])}"))
     if "calibration" in document:
         fit = document["calibration"]
-        outcome = "written" if fit["written"] else "not written: it does not help"
+        outcome = "written" if fit["written"] else "not written: not all of it gets better"
         rows.append(("calibration", f"{_change(fit['before'], fit['after'])} ({outcome})"))
     if "corruptions" in document:
         rows.append(("error under corruptions", percent(document["corruptions"]["mean_error"])))

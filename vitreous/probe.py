@@ -1,11 +1,12 @@
 """`vitreous probe`: how good frozen features are, on one data set or on a suite of them."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from vitreous import console
+from vitreous import console, parallel
 from vitreous.config import ProbeConfig
 from vitreous.data import Dataset, InMemory, Split, limit_training, open_data
 from vitreous.errors import DataError
@@ -18,20 +19,23 @@ from vitreous.predict import Classifier, load
 
 def probe(source: str, data: str | InMemory, options: ProbeConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous probe`: an object by method."""
-    dataset = open_data(data, data_root=options.data_root, seed=options.seed)
+    classifier = _load(source, options)
+    seed = classifier.seed if options.seed is None else options.seed
+    options = replace(options, seed=seed)
+    dataset = open_data(data, data_root=options.data_root, seed=seed)
     if options.train_limit is not None:
-        dataset = limit_training(dataset, options.train_limit, options.seed)
-    return probe_data(_load(source, options), dataset, options)
+        dataset = limit_training(dataset, options.train_limit, seed)
+    return probe_data(classifier, dataset, options)
 
 
 def suite(source: str, data: str, options: ProbeConfig) -> dict[str, Any]:
     """Probe every data set of a suite: a row each, and the mean by group."""
     tasks = suites.read(data)
     classifier = _load(source, options)
-    limit = options.train_limit or suites.IMAGES
+    limit, seed = options.train_limit or suites.IMAGES, options.seed or 0
 
     def measure(task: suites.Task) -> dict[str, float]:
-        dataset = suites.open_task(task, limit, options.data_root, options.seed)
+        dataset = suites.open_task(task, limit, options.data_root, seed)
         return _headline(probe_data(classifier, dataset, options, task.metric))
 
     return {**suites.run(tasks, measure), "train_images": limit}
@@ -41,7 +45,7 @@ def probe_data(
     classifier: Classifier, dataset: Dataset, options: ProbeConfig, metric: metrics.Name | None = None
 ) -> dict[str, Any]:
     """Judge a classifier's features on a data set: learn on train, choose on val, measure on test."""
-    metric = _metric(dataset, metric or options.metric)
+    metric, seed = _metric(dataset, metric or options.metric), options.seed or 0
     if dataset.multilabel and options.method == "fewshot":
         raise DataError(
             "few shots per class need one label per image, this data has several: use knn or linear"
@@ -50,6 +54,8 @@ def probe_data(
     train, val, test = (_part(classifier, split, options) for split in _splits(dataset, options))
     images = {"train": len(train[0]), "val": len(val[0]), "test": len(test[0])}
     taken = {"width": train[0].shape[1], **images, "seconds": time.perf_counter() - started}
+    if options.precision != "float32":
+        taken["arithmetic"] = parallel.precision(options.precision, classifier.device)
     found: dict[str, Any] = {}
     classes = len(dataset.labels)
     for name, method in {"knn": knn.evaluate, "linear": linear.evaluate}.items():
@@ -57,14 +63,14 @@ def probe_data(
             started = time.perf_counter()
             figures, scores = method(train, val, test, classes, metric)
             figures[metric] = metrics.METRICS[metric](scores, test[1])
-            figures["interval"] = metrics.interval(metric, scores, test[1], options.seed)
+            figures["interval"] = metrics.interval(metric, scores, test[1], seed)
             found[name] = {**figures, "seconds": time.perf_counter() - started}
     if options.method in ("fewshot", "all"):
         if dataset.multilabel:
             console.note("fewshot: left out, it needs one label per image")
         else:
             started = time.perf_counter()
-            draws = {"shots": options.shots, "seeds": options.seeds, "seed": options.seed}
+            draws = {"shots": options.shots, "seeds": options.seeds, "seed": seed}
             figures = fewshot.evaluate(train, val, test, classes, metric, **draws)
             found["fewshot"] = {**figures, "seconds": time.perf_counter() - started}
     return {name: {**figures, "metric": metric, "features": taken} for name, figures in found.items()}
@@ -98,7 +104,8 @@ def summary(document: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
             rows.append(
                 [f"{shots}-shot", f"strength = {found['strength']:g}", *_shares(found, metric), seconds]
             )
-    rows.append(["features", f"width {taken['width']}", "", "", console.duration(taken["seconds"])])
+    about = f"width {taken['width']}" + (f", in {taken['arithmetic']}" if "arithmetic" in taken else "")
+    rows.append(["features", about, "", "", console.duration(taken["seconds"])])
     return ["method", "chosen on val", metric.replace("_", " "), "95 % interval", "time"], rows
 
 
@@ -114,7 +121,7 @@ def _splits(dataset: Dataset, options: ProbeConfig) -> tuple[Split, Split, Split
     train, test = dataset.splits["train"], dataset.splits["test"]
     val = dataset.splits.get("val")
     if val is None or not len(val):
-        order = np.random.default_rng(options.seed).permutation(len(train))
+        order = np.random.default_rng(options.seed or 0).permutation(len(train))
         cut = max(1, len(order) * 9 // 10)
         return train.select(np.sort(order[:cut])), train.select(np.sort(order[cut:])), test
     return train, val, test

@@ -14,6 +14,7 @@ from vitreous.data.augment import resolve
 from vitreous.errors import ModelError, OptionError
 from vitreous.models import zoo
 from vitreous.models.architecture import ResNetConfig, ViTConfig
+from vitreous.training import setup
 from vitreous.training.defaults import Facts, Pretrained, choose
 from vitreous.training.plan import Plan, seconds
 
@@ -275,7 +276,7 @@ def test_times_are_read() -> None:
     plan = choose(TrainConfig(time_budget="10m"), CIFAR)
     assert plan.time_budget == 600.0 and plan.epochs is None
     with pytest.raises(OptionError, match="give one of them"):
-        choose(TrainConfig(time_budget="10m", epochs=3), CIFAR)
+        setup.check_options(TrainConfig(time_budget="10m", epochs=3))
 
 
 PLANS = Path(__file__).parents[1] / "fixtures" / "plans.json"

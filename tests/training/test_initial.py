@@ -14,7 +14,7 @@ from vitreous.config import TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import OptionError, VitreousError
 from vitreous.models import zoo
-from vitreous.training import Caller, initial, transfer
+from vitreous.training import Caller, initial, setup, transfer
 
 FRUITS = "tests/fixtures/fruits"
 SEALED = "tests/fixtures/sealed_v1.safetensors"
@@ -125,6 +125,20 @@ def test_images_that_are_slow_to_read_leave_less_time() -> None:
     assert (quick.architecture.image_size, quick.tune) == ((224, 224), "last:6")
     assert slow.architecture.image_size == (224, 224) and slow.tune == "head"
     assert slower.architecture.image_size == (96, 96) and slower.epochs == 1
+
+
+def test_a_time_that_is_too_short_for_one_pass_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not transfer.choose(TINY, **{**FEW, "budget": 60.0}).too_short
+    choice = transfer.choose(TINY, **{**FEW, "budget": 60.0, "side": None})
+    assert choice.too_short and 45 < choice.pass_seconds < 60  # start and report take their time as well
+    monkeypatch.setattr(setup.pace, "reading_seconds", lambda *_: 3.0)
+    monkeypatch.setattr(setup.defaults, "choose", lambda *_: pytest.exit("that much suffices"))
+    with pytest.raises(pytest.exit.Exception):
+        vitreous.finetune("tiny", FRUITS, time_budget="20s", device="cpu", out=tmp_path / "run")
+    told = capsys.readouterr().err
+    assert "warning: --time-budget 20s is too short: one pass over the images takes about" in told
 
 
 def test_images_are_not_blown_up_and_a_size_that_was_given_stays() -> None:

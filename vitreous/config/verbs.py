@@ -44,8 +44,8 @@ class EvaluateConfig(ReadingConfig):
     """train, val, test or all; auto: test, else val."""
     out: str | None = field(default=None, metadata=NOT_GIVEN)
     """Write `evaluation.json` and `report.html` into this folder."""
-    seed: int = 0
-    """Of the held-out part, of bootstraps and of corruptions."""
+    seed: int | None = None
+    """Of the held-out part, of bootstraps and of corruptions; auto: that of the checkpoint's training."""
     restrict: bool = False
     """Choose only among the data's classes, as is usual for ImageNet-A and -R."""
     real_labels: str | None = field(default=None, metadata=NOT_GIVEN)
@@ -80,8 +80,8 @@ class ProbeConfig(FeatureConfig):
     """auto: accuracy; mean average precision where images have several labels."""
     train_limit: int | None = field(default=None, metadata=NOT_GIVEN)
     """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
-    seed: int = 0
-    """Of the held-out part, of the draws and of bootstraps."""
+    seed: int | None = None
+    """Of the held-out part, of the draws and of bootstraps; auto: that of the checkpoint's training."""
 
 
 @dataclass(frozen=True, kw_only=True)

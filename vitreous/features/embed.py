@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vitreous import parallel
 from vitreous.config import EmbedConfig
 from vitreous.data import InMemory
 from vitreous.data.images import ArrayImages
@@ -90,6 +91,7 @@ def describe(source: str, classifier: Classifier, options: EmbedConfig) -> dict[
         "preprocessing": asdict(preprocessing),
         "layer": options.layer,
         "pooling": options.pooling,
+        "arithmetic": parallel.precision(options.precision, classifier.device),
     }
 
 

@@ -161,6 +161,13 @@ class Classifier:
         return float(value)
 
     @property
+    def seed(self) -> int:
+        """The seed that its training held images out by, where the data had no splits of its own."""
+        recipe = self.about.get("recipe")
+        value = recipe.get("seed") if isinstance(recipe, dict) else None
+        return value if type(value) is int and value >= 0 else 0
+
+    @property
     def multilabel(self) -> bool:
         """Whether a picture may have several labels: each is then a yes or no of its own."""
         return self.about.get("multilabel") is True

@@ -87,6 +87,8 @@ def choose(
     task: Task = SUPERVISED,
 ) -> Plan:
     """Fill in what the user left open; the architecture too, unless a trained model has it already."""
+    if options.patch_drop and not task.labels:
+        raise OptionError("--patch-drop is for learning from labels: leave it out")
     if recipe is None and pretrained is None and _seen_often(facts, options):
         limit = None if options.time_budget is None else seconds(options.time_budget)
         recipe = recipes.for_small_images(options.batch_size, limit)
@@ -165,8 +167,6 @@ def choose(
 
 def _duration(options: TrainConfig, facts: Facts, pick: _Chooser) -> tuple[int | None, float | None]:
     """Return the number of epochs, or the time budget: one of them is None."""
-    if options.time_budget is not None and options.epochs is not None:
-        raise OptionError("--epochs and --time-budget both say when to end: give one of them")
     if options.time_budget is not None:
         return None, seconds(options.time_budget)
     if options.epochs is None and (budget := pick.recipe.values.get("time_budget")) is not None:

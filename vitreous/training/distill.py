@@ -30,6 +30,7 @@ def distill(
     `shape`: fields of the student's configuration, beyond the options.
     """
     caller = caller or Caller()
+    setup.check_options(options)
     _check(options)
     if dataset is None:
         labelled = options.match != "features"

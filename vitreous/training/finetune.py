@@ -39,6 +39,7 @@ def finetune(
     `by_train`: for `vitreous train`, where the time decides what learns, and at which image size.
     """
     caller = caller or Caller()
+    setup.check_options(options)
     if options.tune is not None:
         tuning.parse(options.tune)  # before anything is read or written
     if options.model is not None:

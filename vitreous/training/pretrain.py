@@ -38,6 +38,7 @@ def pretrain(
     `shape`: fields of the model's configuration, beyond the options.
     """
     caller = caller or Caller()
+    setup.check_options(options)
     _check(options)
     dataset = open_pictures(data, data_root=options.data_root, seed=setup.seed(options))
     task = Task(

@@ -57,6 +57,14 @@ def check_options(options: TrainConfig) -> None:
         )
     if options.lr is not None and not 0.0 < options.lr < math.inf:
         raise OptionError(f"--lr {options.lr} is out of range: give more than 0, such as 1e-3")
+    for name in defaults.RATES:
+        value = getattr(options, name)
+        if value is not None and not 0.0 <= value < 1.0:
+            raise OptionError(
+                f"--{name.replace('_', '-')} {value} is out of range: give 0 up to, not including, 1"
+            )
+    if options.epochs is not None and options.time_budget is not None:
+        raise OptionError("--epochs and --time-budget both say when to end: give one of them")
     if options.warmup is not None and options.warmup > 1.0:
         raise OptionError(f"--warmup {options.warmup} is out of range: a part of all steps, from 0 to 1")
 
@@ -194,6 +202,11 @@ def _choose_transfer(
         rate=pace.forward_rate(start.model(model), world.device, precision),
         reading=pace.reading_seconds(dataset.splits["train"], preprocessing, world.device),
     )
+    if choice.too_short and options.time_budget is not None:
+        console.warn(
+            f"--time-budget {options.time_budget} is too short: one pass over the images takes about "
+            f"{console.duration(choice.pass_seconds)}, so the run will take longer"
+        )
     pretrained = replace(
         start.pretrained,
         architecture=choice.architecture,

@@ -34,6 +34,10 @@ class Choice:
     epochs: int
     """As many as fit into the time."""
     reasons: dict[str, str]
+    pass_seconds: float
+    """What one pass over all images takes."""
+    too_short: bool
+    """Whether the time does not suffice for that, whatever is chosen."""
 
 
 def choose(
@@ -76,7 +80,9 @@ def choose(
         "image_size": f"one pass takes about {_minutes(once)} of {spent}",
         "tune": f"about {epochs[tune]:.1f} epochs fit into {spent}",
     }
-    return Choice(chosen, tune, min(MOST_EPOCHS, max(1, round(epochs[tune]))), reasons)
+    many = min(MOST_EPOCHS, max(1, round(epochs[tune])))
+    once += evaluated * seconds(chosen)
+    return Choice(chosen, tune, many, reasons, once, too_short=once > time - ASIDE)
 
 
 def _sizes(model: Architecture, side: int | None) -> list[int | None]:
