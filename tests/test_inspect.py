@@ -41,6 +41,25 @@ def images(tmp_path: Path) -> list[Path]:
     return paths
 
 
+def test_a_folder_of_class_folders_is_looked_at_from_all_over(
+    tmp_path: Path, images: list[Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for label in ("a", "b"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(3):
+            Image.fromarray(PIXELS).save(tmp_path / "photos" / label / f"{number}.png")
+    (tmp_path / "photos" / "notes.txt").write_text("no image")
+    classifier = load(sealed(tmp_path))
+    read = report.inspecting.read
+    assert len(read([tmp_path / "photos"], classifier)) == 6
+    monkeypatch.setattr(report.inspecting, "MOST", 4)
+    names = [
+        Path(each.name).relative_to(tmp_path / "photos") for each in read([tmp_path / "photos"], classifier)
+    ]
+    assert [name.parts[0] for name in names] == ["a", "a", "b", "b"]
+    assert "photos: 4 of its 6 images" in capsys.readouterr().err
+
+
 def test_inspect_writes_figures_numbers_and_a_page(
     tmp_path: Path, images: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,9 @@ from vitreous.report.numbers import HEADS_OF, numbers
 from vitreous.report.observe import CNN, Findings, ImageFindings, InspectOptions, findings
 from vitreous.report.page import write
 
+MOST = 24
+"""Images of a folder that are looked at: each gets a row of pictures."""
+
 
 class Drawing(NamedTuple):
     """A figure, the name of its file, and one sentence on how to read it."""
@@ -63,10 +66,7 @@ def read(images: Sequence[str | Path], classifier: Classifier) -> list[NamedImag
     channels = classifier.preprocess.preprocessing.channels
     paths: list[Path] = []
     for each in map(Path, images):
-        inside = (
-            sorted(path for path in each.iterdir() if why_not(path.name) is None) if each.is_dir() else []
-        )
-        paths += inside or [each]
+        paths += _inside(each) or [each]
     decoded = []
     for path in paths:
         try:
@@ -78,6 +78,17 @@ def read(images: Sequence[str | Path], classifier: Classifier) -> list[NamedImag
     if paths and not decoded:
         raise DataError(f"none of the {len(paths)} images could be read: give JPEG, PNG or WebP files")
     return decoded
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Return the images in a folder and in those below it; of many, some from all over."""
+    if not folder.is_dir():
+        return []
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and why_not(path.name) is None)
+    if len(found) <= MOST:
+        return found
+    console.note(f"{folder}: {MOST} of its {len(found):,} images are looked at, from all over")
+    return [found[number * len(found) // MOST] for number in range(MOST)]
 
 
 def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
