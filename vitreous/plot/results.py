@@ -125,7 +125,7 @@ def reliability(confidence: np.ndarray, accuracy: np.ndarray, count: np.ndarray,
     below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     for axis in (below.xaxis, above.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0))
-    above.legend(loc="upper left")
+    above.legend(loc="best")
     return figure
 
 

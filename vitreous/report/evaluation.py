@@ -41,9 +41,9 @@ NAMES = {
     "step": "best at step",
     "seconds": "time",
     "mfu": "MFU",
-    "start_seconds": "of it before the first step",
-    "waited_for_data": "of the steps' time, waiting for data",
-    "bottleneck": "what sets the pace",
+    "start_seconds": "time before the first step",
+    "waited_for_data": "part of the steps' time spent waiting for images",
+    "bottleneck": "slowest part",
 }
 SHARES = {
     "accuracy",

@@ -106,7 +106,7 @@ def _header(report: Report) -> str:
         f"<div><dt>{escape(name)}</dt><dd><bdi>{escape(text)}</bdi></dd></div>"
         for name, text in report.summary.items()
     )
-    small = " · ".join(f"{escape(name)} <bdi>{escape(text)}</bdi>" for name, text in report.details.items())
+    small = " · ".join(f"{escape(name)}: <bdi>{escape(text)}</bdi>" for name, text in report.details.items())
     details = f'<p class="details">{small}</p>' if small else ""
     lines = "".join(f"<li>{escape(line[0].upper() + line[1:])}.</li>" for line in report.advice)
     advice = f'<ul class="advice">{lines}</ul>' if lines else ""
