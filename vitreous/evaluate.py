@@ -56,8 +56,8 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
         raise DataError(
             "--corruptions, --real-labels and --restrict need one label per image: leave them out"
         )
-    if name in (*dataset.carved, "all"):
-        _tell_other_parts(source, classifier, dataset, seed, calibrate=options.calibrate)
+    if name in dataset.carved:
+        _tell_other_parts(source, classifier, seed, calibrate=options.calibrate)
     if options.abstain is not None:
         classifier.about = {**classifier.about, "abstain": options.abstain}
     if options.calibrate and options.merge:
@@ -88,16 +88,14 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
         document["corruptions"] = _under_corruptions(measured, options)
     if options.compare:
         other = load(options.compare, device=options.device)
-        if name in (*dataset.carved, "all"):
-            _tell_other_parts(options.compare, other, dataset, seed)
+        if name in dataset.carved:
+            _tell_other_parts(options.compare, other, seed)
         second = measure(other, dataset, split, options)
         document["compare"] = compare(measured, second, options)
     return document
 
 
-def _tell_other_parts(
-    source: str, classifier: Classifier, dataset: Dataset, seed: int, *, calibrate: bool = False
-) -> None:
+def _tell_other_parts(source: str, classifier: Classifier, seed: int, *, calibrate: bool = False) -> None:
     """Warn of images that are held out here and were not when the model was trained on the same data."""
     if seed == classifier.seed or not classifier.about.get("recipe"):
         return
