@@ -145,7 +145,7 @@ def test_speed_is_measured_against_all_ranks(undisturbed: Result, monkeypatch: p
     ) -> dict[str, Any]:
         world = parallel.World(device=torch.device("cpu"), size=ranks)
         log = SimpleNamespace(images_per_second=pace, seconds=steps)
-        clock = SimpleNamespace(start=None if pace is None else 1.26, waited=waited)
+        clock = SimpleNamespace(start=None if pace is None else 1.264, waited=waited)
         objective = SimpleNamespace(whole_passes=whole)
         about = {"world": world, "plan": plan, "log": log, "clock": clock, "objective": objective}
         training = SimpleNamespace(**about, seconds=12.34)
@@ -155,7 +155,7 @@ def test_speed_is_measured_against_all_ranks(undisturbed: Result, monkeypatch: p
     alone, both = speed(1, 100.04), speed(2, 100.04)
     assert alone["mfu"] == pytest.approx(used, abs=1e-4) and both["mfu"] == pytest.approx(used / 2, abs=1e-4)
     assert (alone["peak_memory_bytes"], both["peak_memory_bytes"], both["ranks"]) == (10, 30, 2)
-    assert (both["images_per_second"], both["seconds"], both["start_seconds"]) == (100.0, 12.3, 1.3)
+    assert (both["images_per_second"], both["seconds"], both["start_seconds"]) == (100.0, 12.3, 1.26)
     assert (alone["waited_for_data"], alone["bottleneck"]) == (0.25, "model")
     starved = speed(1, 100.04, waited=9.0)
     assert (starved["waited_for_data"], starved["bottleneck"]) == (1.0, "loader")

@@ -94,7 +94,7 @@ def conclude(training: "Training") -> Result:
     if split is not None:
         images = training.dataset.splits[split]
         evaluation = _evaluate(training, images)
-        document |= {"split": split, **evaluation.document()}
+        document |= {"split": split, "seed": plan.seed, **evaluation.document()}
         for row in document.get("worst", []):
             row["file"] = images.name(row["index"])
         results[split] = dict(evaluation.figures)
@@ -150,7 +150,7 @@ def _speed(training: "Training") -> dict[str, Any]:
     waited = min(1.0, clock.waited / seconds) if seconds else None
     return {
         "seconds": round(training.seconds, 1),
-        "start_seconds": None if clock.start is None else round(clock.start, 1),
+        "start_seconds": None if clock.start is None else round(clock.start, 2),
         "waited_for_data": None if waited is None else round(waited, 4),
         "bottleneck": None if waited is None else "loader" if waited > 0.5 else "model",
         "images_per_second": None if speed is None else round(speed, 1),
