@@ -245,6 +245,8 @@ def test_convolutions_get_their_layout() -> None:
     module = parallel.prepare(model, ALONE)
     assert module.state_dict()["1.weight"].is_contiguous(memory_format=torch.channels_last)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    half = parallel.prepare(nn.Sequential(*(nn.Conv2d(3, 3, 3) for _ in range(2))), ALONE, precision="bf16")
+    assert half.state_dict()["1.weight"].is_contiguous()  # whose group norm is slow that way
     single = parallel.prepare(Tiny(), ALONE)  # one convolution alone: the patches of a ViT
     assert single.get_parameter("patch_embed.proj.weight").is_contiguous()
 
