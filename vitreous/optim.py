@@ -87,28 +87,23 @@ def build(
     groups = parameter_groups(parameters, weight_decay=weight_decay, layer_decay=layer_decay)
     if not groups:
         raise OptionError("nothing to train: every parameter is frozen")
-    fused = all(p.device.type in ("cpu", "cuda") for group in groups for _, p in group["params"])
-    optimizers: list[torch.optim.Optimizer]
+    devices = {p.device.type for group in groups for _, p in group["params"]}
+    adam: dict[str, Any] = {"betas": betas, "fused": devices <= {"cpu", "cuda"}, "capturable": capturable}
+    optimizers: list[torch.optim.Optimizer] = []
     if name == "adamw":
-        optimizers = [torch.optim.AdamW(groups, lr, betas=betas, fused=fused, capturable=capturable)]
+        optimizers.append(torch.optim.AdamW(groups, lr, **adam))
     elif name == "adam":
-        optimizers = [
-            torch.optim.Adam(
-                groups, lr, betas=betas, decoupled_weight_decay=True, fused=fused, capturable=capturable
-            )
-        ]
+        optimizers.append(torch.optim.Adam(groups, lr, decoupled_weight_decay=True, **adam))
     elif name == "sgd":
-        whole = not any(isinstance(p, DTensor) for group in groups for _, p in group["params"])
-        optimizers = [
-            torch.optim.SGD(groups, lr, momentum=momentum, fused=fused and whole)
-        ]  # no fused shards
+        shards = any(isinstance(p, DTensor) for group in groups for _, p in group["params"])
+        fused = adam["fused"] and not shards  # torch has no fused SGD of shards
+        optimizers.append(torch.optim.SGD(groups, lr, momentum=momentum, fused=fused))
     elif name == "muon":
         hidden, rest = _split(
             groups, lambda name, p: p.ndim == 2 and ".blocks." in f".{name}" and decays(name, p)
         )
-        optimizers = []
         if rest:
-            optimizers.append(torch.optim.AdamW(rest, lr, betas=betas, fused=fused, capturable=capturable))
+            optimizers.append(torch.optim.AdamW(rest, lr, **adam))
         if hidden:
             optimizers.append(Muon(hidden, lr))
     else:

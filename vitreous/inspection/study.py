@@ -66,11 +66,7 @@ def observe(
     """Run images (B, C, H, W) through the model once and return what each shows."""
     inner = bare(model)
     if not inner.config.has_attention:
-        outputs, layers = inner(images, mask), layer_features(inner, images, cells, mask)
-        return [
-            Observation(output=_array(outputs[i]), features=[_array(layer[i]) for layer in layers])
-            for i in range(len(images))
-        ]
+        return _of_cnn(inner, images, mask, cells)
     vit = unwrap(inner)
     config, prefix = vit.config, vit.config.prefix
     distances = pixel_distances(config).to(images.device)
@@ -105,6 +101,14 @@ def observe(
             norms=_array(norms[i])[:, counted[i].numpy()],
             **{name: _array(values[i]) for name, values in stacked.items()},
         )
+        for i in range(len(images))
+    ]
+
+
+def _of_cnn(model: Model, images: Tensor, mask: Tensor | None, cells: tuple[int, int]) -> list[Observation]:
+    outputs, layers = model(images, mask), layer_features(model, images, cells, mask)
+    return [
+        Observation(output=_array(outputs[i]), features=[_array(layer[i]) for layer in layers])
         for i in range(len(images))
     ]
 

@@ -93,6 +93,26 @@ def _inside(folder: Path) -> list[Path]:
 
 def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
     """Yield every figure that the findings have something for."""
+    yield from _of_weights(found)
+    yield from _of_heads(found)
+    yield from _of_images(found)
+    yield from _of_layers(found, name, other)
+    if found.map_scores is not None:
+        yield Drawing(
+            "deletion",
+            "Are the maps right?",
+            plot.deletion(
+                found.map_scores.removed,
+                found.map_scores.curves,
+                found.map_scores.random,
+                found.map_scores.about,
+            ),
+            f"What the model still says as patches leave, mean of {_images(found.map_scores.images)}: a "
+            "map that falls no faster than random order (above) names patches that don't matter.",
+        )
+
+
+def _of_weights(found: Findings) -> Iterator[Drawing]:
     if found.filters is not None:
         yield Drawing(
             "filters",
@@ -109,6 +129,9 @@ def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
             "Each tile is one patch and shows which places it takes for near: bright spots at the tile's own "
             "place, rows and columns mean that the model knows the grid (figure 7, centre).",
         )
+
+
+def _of_heads(found: Findings) -> Iterator[Drawing]:
     if found.distance is not None:
         yield Drawing(
             "distance",
@@ -124,7 +147,9 @@ def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
             plot.by_layer(found.entropy, "entropy (1: all tokens alike)", top=1.02),
             "Near 1 a head averages over everything, near 0 it picks single tokens.",
         )
-    yield from _of_images(found)
+
+
+def _of_layers(found: Findings, name: str, other: str) -> Iterator[Drawing]:
     if found.cka is not None:
         yield Drawing(
             "layers",
@@ -138,19 +163,6 @@ def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
             "Checkpoints compared",
             plot.layer_similarity(found.compared, Path(name).stem, Path(other).stem),
             "A bright cell: these two layers of the two checkpoints represent the images alike (linear CKA).",
-        )
-    if found.map_scores is not None:
-        yield Drawing(
-            "deletion",
-            "Are the maps right?",
-            plot.deletion(
-                found.map_scores.removed,
-                found.map_scores.curves,
-                found.map_scores.random,
-                found.map_scores.about,
-            ),
-            f"What the model still says as patches leave, mean of {_images(found.map_scores.images)}: a "
-            "map that falls no faster than random order (above) names patches that don't matter.",
         )
 
 

@@ -15,7 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from vitreous.inspection import position_similarity
 from vitreous.inspection.attention import unwrap
@@ -72,6 +72,35 @@ def create_app(
     settings = settings or Settings()
     service = Service(classifier, name, settings)
 
+    app = FastAPI(
+        title="vitreous",
+        version=__version__,
+        summary=f"Predictions and attention of {name}",
+        docs_url=None,  # FastAPI's pages load scripts from other hosts
+        redoc_url=None,
+        lifespan=_lifespan(service, give_up),
+    )
+    _errors(app)
+    _state_routes(app, service)
+    predict = _image_routes(app, service)
+    config = classifier.model.config
+    if config.has_attention and config.frames is None:
+        for add in (_attention_route, _relevance_route, _positions_route):
+            add(app, service, unwrap(classifier.model))
+    _page_routes(app, service, shown)
+    routes = {getattr(route, "path", "") for route in app.routes}
+    share = partial(
+        CORSMiddleware,
+        allow_origins=settings.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
+        expose_headers=["X-Shape", "X-Request-ID", "Retry-After"],
+    )
+    shared = [share] if settings.origins else []
+    return Guard(Shortcut(app, predict), settings, service.meters, routes, *shared)
+
+
+def _lifespan(service: Service, give_up: Callable[[BaseException], None] | None) -> Lifespan[FastAPI]:
     def ended(warming: "asyncio.Task[None]") -> None:
         if not warming.cancelled() and (error := warming.exception()) is not None and give_up is not None:
             give_up(error)
@@ -86,31 +115,7 @@ def create_app(
             warming.cancel()
         service.close()
 
-    app = FastAPI(
-        title="vitreous",
-        version=__version__,
-        summary=f"Predictions and attention of {name}",
-        docs_url=None,  # FastAPI's pages load scripts from other hosts
-        redoc_url=None,
-        lifespan=lifespan,
-    )
-    _errors(app)
-    _state_routes(app, service)
-    predict = _image_routes(app, service)
-    config = classifier.model.config
-    if config.has_attention and config.frames is None:
-        _attention_routes(app, service, unwrap(classifier.model))
-    _page_routes(app, service, shown)
-    routes = {getattr(route, "path", "") for route in app.routes}
-    share = partial(
-        CORSMiddleware,
-        allow_origins=settings.origins,
-        allow_methods=["GET", "POST"],
-        allow_headers=["Authorization", "Content-Type", "X-Request-ID"],
-        expose_headers=["X-Shape", "X-Request-ID", "Retry-After"],
-    )
-    shared = [share] if settings.origins else []
-    return Guard(Shortcut(app, predict), settings, service.meters, routes, *shared)
+    return lifespan
 
 
 def _errors(app: FastAPI) -> None:
@@ -208,7 +213,7 @@ def _image_routes(app: FastAPI, service: Service) -> Handler:
     return partial(answered, top=min(5, most))
 
 
-def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) -> None:
+def _attention_route(app: FastAPI, service: Service, model: VisionTransformer) -> None:
     config = model.config
     Layer = Annotated[int, Query(ge=-config.depth, lt=config.depth, description="Negative: from the last.")]
     Head = Annotated[str, Query(pattern=r"^(mean|all|[0-9]{1,3})$", description="mean, all, or a number.")]
@@ -244,18 +249,16 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
             found = await service.inspect(lambda: attention_rows.links(model, images, mask, kind, number))
         found = attention_rows.heads(found, kind, head)
         if patch == "all":
-            shape = ",".join(map(str, found.shape))
-            return Response(
-                attention_rows.packed(found),
-                headers={"X-Shape": shape},
-                media_type="application/octet-stream",
-            )
+            return _half_floats(found)
         default = "class" if config.class_token else "mean"
         rows = attention_rows.choose(found, config, patch or default)
         return _json(
             {"kind": kind, "layer": number, "grid": config.grid, **attention_rows.maps(rows, config)}
         )
 
+
+def _relevance_route(app: FastAPI, service: Service, model: VisionTransformer) -> None:
+    config = model.config
     Label = Annotated[
         int | None, Query(ge=0, lt=max(1, config.num_classes), description="A class; the likeliest if none.")
     ]
@@ -274,6 +277,8 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
         name = service.classifier.labels[number]
         return _json({"label": name, "grid": config.grid, "map": found})
 
+
+def _positions_route(app: FastAPI, service: Service, model: VisionTransformer) -> None:
     @app.get(
         "/positions",
         responses={200: {"content": {"application/octet-stream": {}}}, **answers.problems(404)},
@@ -284,11 +289,8 @@ def _attention_routes(app: FastAPI, service: Service, model: VisionTransformer) 
         similarity = position_similarity(model)
         if similarity is None:
             raise Refusal(404, "no_positions", "this model does not know where its patches are")
-        found = torch.from_numpy(similarity.values).reshape(config.patches, config.patches)
-        shape = ",".join(map(str, found.shape))
-        return Response(
-            attention_rows.packed(found), headers={"X-Shape": shape}, media_type="application/octet-stream"
-        )
+        patches = model.config.patches
+        return _half_floats(torch.from_numpy(similarity.values).reshape(patches, patches))
 
 
 def _page_routes(app: FastAPI, service: Service, shown: Examples | None) -> None:
@@ -336,3 +338,9 @@ async def _or_refusal(answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, 
 
 def _json(value: Any) -> Response:
     return Response(json.dumps(value, ensure_ascii=False), media_type="application/json")
+
+
+def _half_floats(values: torch.Tensor) -> Response:
+    shape = ",".join(map(str, values.shape))
+    packed = attention_rows.packed(values)
+    return Response(packed, headers={"X-Shape": shape}, media_type="application/octet-stream")

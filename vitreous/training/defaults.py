@@ -94,6 +94,42 @@ def choose(
         recipe = recipes.for_small_images(options.batch_size, limit)
     pick = _Chooser(recipe or Recipe())
     epochs, budget = _duration(options, facts, pick)
+    model, preprocessing = _model(options, facts, pretrained, budget, pick, task)
+    arithmetic, why = precision(options, facts, model)
+    if why:
+        pick.reasons["precision"] = why
+    trained = pretrained is not None
+    plan = Plan(
+        architecture=model,
+        preprocessing=preprocessing,
+        objective=task.objective,
+        settings=task.settings,
+        init=pretrained.source if trained else "",
+        tune=pretrained.tune if trained else "full",
+        fit_head=pretrained.fit_head if trained else False,
+        initialization=_initialization(options, model, trained, pick),
+        epochs=epochs,
+        time_budget=budget,
+        **_optimization(options, facts, model, trained, pick),
+        **_loss(options, facts, pick),
+        augment=_augment(options, facts, preprocessing, pick),
+        precision=arithmetic,
+        seed=pick("seed", options.seed, 0),
+    )
+    unused = () if task.labels else ("loss", "label_smoothing")
+    reasons = {name: reason for name, reason in pick.reasons.items() if name not in unused}
+    return replace(plan, settings=task.filled(plan), reasons=reasons)
+
+
+def _model(
+    options: TrainConfig,
+    facts: Facts,
+    pretrained: Pretrained | None,
+    budget: float | None,
+    pick: _Chooser,
+    task: Task,
+) -> tuple[Architecture, Preprocessing]:
+    """Return the model and how it sees images: made here, or that of a trained one."""
     if pretrained is None:
         model = _architecture(options, facts, budget, pick, task)
         preprocessing = Preprocessing(
@@ -109,60 +145,45 @@ def choose(
         preprocessing = replace(preprocessing, resize=resize)
     if model.kind == "vit" and model.patch_drop and preprocessing.resize == "pad":
         raise OptionError("--patch-drop can't be used with --fit pad: leave one of them out")
-    many = f"{facts.images:,} images"
-    batch = pick("batch_size", options.batch_size, batch_size(facts), f"{many}: enough steps in an epoch")
-    optimizer = _optimizer(options, facts, model, pretrained is not None, pick)
-    lr = _learning_rate(options, optimizer, model, batch, pick)
-    small, several = facts.images < 50_000, facts.multilabel
-    arithmetic, why = precision(options, facts, model)
-    if why:
-        pick.reasons["precision"] = why
-    plan = Plan(
-        architecture=model,
-        preprocessing=preprocessing,
-        objective=task.objective,
-        settings=task.settings,
-        init="" if pretrained is None else pretrained.source,
-        tune="full" if pretrained is None else pretrained.tune,
-        fit_head=pretrained is not None and pretrained.fit_head,
-        initialization=_initialization(options, model, pretrained is not None, pick),
-        epochs=epochs,
-        time_budget=budget,
-        batch_size=batch,
-        optimizer=optimizer,
-        lr=lr,
-        schedule=pick("schedule", options.schedule, "cosine"),
-        warmup=pick("warmup", options.warmup, 0.1),
-        layer_decay=pick("layer_decay", options.layer_decay, 1.0),
-        clip=pick("clip", options.clip, 1.0),
-        weight_decay=pick(
-            "weight_decay",
-            options.weight_decay,
-            0.0 if optimizer == "sgd" else 0.05,
-            "DeiT's, from scratch",
+    return model, preprocessing
+
+
+def _optimization(
+    options: TrainConfig, facts: Facts, model: Architecture, trained: bool, pick: _Chooser
+) -> dict[str, Any]:
+    """Return the fields of the plan that say how weights move."""
+    reason = f"{facts.images:,} images: enough steps in an epoch"
+    batch = pick("batch_size", options.batch_size, batch_size(facts), reason)
+    optimizer = _optimizer(options, facts, model, trained, pick)
+    decay = 0.0 if optimizer == "sgd" else 0.05
+    ema = 0.99 if facts.images < 50_000 else 0.999
+    return {
+        "batch_size": batch,
+        "optimizer": optimizer,
+        "lr": _learning_rate(options, optimizer, model, batch, pick),
+        "schedule": pick("schedule", options.schedule, "cosine"),
+        "warmup": pick("warmup", options.warmup, 0.1),
+        "layer_decay": pick("layer_decay", options.layer_decay, 1.0),
+        "clip": pick("clip", options.clip, 1.0),
+        "weight_decay": pick("weight_decay", options.weight_decay, decay, "DeiT's, from scratch"),
+        "final_weight_decay": pick("final_weight_decay", None, None),
+        "ema": pick("ema", options.ema, ema, "averages over the last hundred steps or more"),
+    }
+
+
+def _loss(options: TrainConfig, facts: Facts, pick: _Chooser) -> dict[str, Any]:
+    """Return the fields of the plan that say what is asked of the scores."""
+    several = facts.multilabel
+    loss, reason = ("sigmoid", "several labels") if several else ("softmax", "one label")
+    smoothing = 0.0 if several else 0.1
+    return {
+        "loss": pick("loss", options.loss, loss, f"{reason} per image"),
+        "label_smoothing": pick(
+            "label_smoothing", options.label_smoothing, smoothing, "against overconfidence"
         ),
-        final_weight_decay=pick("final_weight_decay", None, None),
-        ema=pick(
-            "ema", options.ema, 0.99 if small else 0.999, "averages over the last hundred steps or more"
-        ),
-        loss=pick(
-            "loss",
-            options.loss,
-            "sigmoid" if several else "softmax",
-            "several labels per image" if several else "one label per image",
-        ),
-        label_smoothing=pick(
-            "label_smoothing", options.label_smoothing, 0.0 if several else 0.1, "against overconfidence"
-        ),
-        balance=pick("balance", options.balance, "none"),
-        binary_targets=pick("binary_targets", options.binary_targets or None, False),
-        augment=_augment(options, facts, preprocessing, pick),
-        precision=arithmetic,
-        seed=pick("seed", options.seed, 0),
-    )
-    unused = () if task.labels else ("loss", "label_smoothing")
-    reasons = {name: reason for name, reason in pick.reasons.items() if name not in unused}
-    return replace(plan, settings=task.filled(plan), reasons=reasons)
+        "balance": pick("balance", options.balance, "none"),
+        "binary_targets": pick("binary_targets", options.binary_targets or None, False),
+    }
 
 
 def _duration(options: TrainConfig, facts: Facts, pick: _Chooser) -> tuple[int | None, float | None]:
