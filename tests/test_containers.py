@@ -186,7 +186,7 @@ def test_more_tensors_than_a_model_has_are_refused(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"depth": 10**9}, "2 tensors, 1,000,000,000 layers"),
-        ({"width": 2**30, "heads": 1, "mlp_width": 2**30, "depth": 1}, "parameters, they are 6 numbers"),
+        ({"width": 2**30, "heads": 1, "mlp_width": 2**30, "depth": 1}, "parameters, the file 6 numbers"),
     ],
 )
 def test_a_model_far_larger_than_its_tensors_is_not_built(changes: dict[str, int], message: str) -> None:

@@ -1,6 +1,7 @@
 """Layouts: round trips, each owner's library as the oracle, Google's own logits, recognition and refusals."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -368,7 +369,7 @@ def test_heads_are_asked_for_where_no_published_shape_tells() -> None:
 
 def test_an_unknown_layout_is_refused_with_its_keys(tmp_path: Path) -> None:
     torch.save({"model": {"conv1.weight": torch.zeros(1)}}, tmp_path / "odd.pth")
-    with pytest.raises(LayoutError, match="of no known layout: its tensors are conv1.weight"):
+    with pytest.raises(LayoutError, match="has no known layout: its tensors are conv1.weight"):
         layouts.read(tmp_path / "odd.pth", {})
 
 
@@ -420,6 +421,66 @@ def test_dinov2_without_its_processor_takes_dinov2s_preprocessing(tmp_path: Path
     peer = timm.get_pretrained_cfg("vit_small_patch14_dinov2.lvd142m")
     assert peer is not None
     assert (ours.mean, ours.std, ours.interpolation) == (peer.mean, peer.std, peer.interpolation)
+
+
+def rewritten(
+    path: Path, layout: str, family: str, name: str, change: Callable[[dict[str, Any]], Any]
+) -> Path:
+    """Write a model in a layout, then change one of the documents beside its weights."""
+    layouts.write(weights(family), path, layout)
+    document = json.loads((path / name).read_text())
+    change(document)
+    (path / name).write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize("layout", ["hf", "timm"])
+def test_an_activation_that_we_do_not_compute_is_refused(layout: str, tmp_path: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["hidden_act"] = "relu"
+        document["model_args"] = document.get("model_args", {}) | {"act_layer": "relu"}
+
+    path = rewritten(tmp_path / "model", layout, "plain", "config.json", change)
+    with pytest.raises(LayoutError, match="the activation 'relu' can't be computed: gelu, its tanh"):
+        layouts.read(path, {})
+    path = rewritten(tmp_path / "gated", "hf", "giant", "config.json", change)
+    assert layouts.read(path, {})[1].config.activation == "swiglu"  # its code reads no hidden_act
+
+
+@pytest.mark.parametrize(("name", "ours"), [("gelu_python", "gelu"), ("gelu_accurate", "gelu_tanh")])
+def test_every_name_of_an_activation_is_read(name: str, ours: str, tmp_path: Path) -> None:
+    path = rewritten(tmp_path / "hf", "hf", "plain", "config.json", lambda it: it.update(hidden_act=name))
+    _, read = layouts.read(path, {})
+    peer, x = owners_model("hf", path, read.config), images(read.config)
+    assert read.config.activation == ours
+    with torch.no_grad():
+        torch.testing.assert_close(build(read).eval()(x), peer(x).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "said"),
+    [
+        ("hf", {"resample": 4}, "assumed, bicubic (resample 4 is not supported)"),
+        ("hf", {"do_rescale": False}, "scaled to 0 to 1 (do_rescale false is not supported)"),
+        ("hf", {"rescale_factor": 0.0078}, "divided by 255 (rescale_factor 0.0078 is not supported)"),
+        ("timm", {"interpolation": "random"}, "bicubic (interpolation 'random' is not supported)"),
+        ("timm", {"crop_mode": "border"}, "the centre cropped (crop_mode 'border' is not supported)"),
+    ],
+    ids=str,
+)
+def test_preprocessing_that_we_do_not_do_is_said(
+    layout: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    name = "preprocessor_config.json" if layout == "hf" else "config.json"
+    path = rewritten(
+        tmp_path / "model",
+        layout,
+        "plain",
+        name,
+        lambda it: it.get("pretrained_cfg", it).update(changes),
+    )
+    (note,) = layouts.read(path, {})[1].notes
+    assert note.startswith("preprocessing: assumed, ") and said in note
 
 
 def _pixels(preprocessing: Preprocessing, folder: Path, image: Image.Image) -> tuple[np.ndarray, np.ndarray]:

@@ -30,12 +30,12 @@ def read(path: Path, hints: Hints) -> tuple[str, Weights]:
             return name, _read(layout, container, hints, path)
     some = ", ".join(list(container.tensors)[:4])
     raise LayoutError(
-        f"{path} is of no known layout: its tensors are {some}, …; known are {', '.join(LAYOUTS)}"
+        f"{path} has no known layout: its tensors are {some}, …; known are {', '.join(LAYOUTS)}"
     )
 
 
 def _read(layout: ModuleType, container: Container, hints: Hints, path: Path) -> Weights:
-    """Read weights of a known layout; whatever is wrong in someone else's file is an error of that file."""
+    """Read weights of a known layout; anything wrong in someone else's file is an error about that file."""
     try:
         return layout.read(container, hints)
     except CheckpointError:
@@ -51,7 +51,7 @@ def _read(layout: ModuleType, container: Container, hints: Hints, path: Path) ->
 
 
 def obstacles(config: Architecture, preprocessing: Preprocessing) -> dict[str, str]:
-    """Return for each layout why it has no place for such a model; nothing where it has one.
+    """Return for each layout why it has no place for such a model; an empty text if it has one.
 
     The layouts themselves are asked, with tensors that have shapes and no content.
     """

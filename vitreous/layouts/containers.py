@@ -1,4 +1,4 @@
-"""Files of weights, opened without executing anything in them: tensors by name, and the documents beside.
+"""Files of weights, opened without executing anything in them: tensors by name, and the documents with them.
 
 `.safetensors` (sharded too), `.npz`, and `.pth`, `.pt` or `.bin` through torch's restricted unpickler. What a
 header promises is checked against the file before memory is taken.
@@ -33,10 +33,10 @@ WRAPPERS = ("model", "state_dict", "model_state", "module", "model_ema", "teache
 
 MOST_NAME, MOST_WRAPPED, MOST_DOCUMENT = 500, 8, 16_000_000
 UNPACKED_FREE, UNPACKED_TIMES = 64 << 20, 4
-"""An archive may unpack to so many bytes, and so many times its own size: a new head is all zeros."""
+"""An archive may unpack to this many bytes plus this many times its own size: a new head is all zeros."""
 
 Hints = dict[str, Any]
-"""Fields of a configuration that are known from elsewhere than the weights."""
+"""Fields of a configuration that are known from other sources than the weights."""
 
 
 @dataclass(kw_only=True)
@@ -88,7 +88,7 @@ def write(container: Container, path: Path) -> Path:
 
 
 def fetch(source: str) -> Path:
-    """Bring `hf://owner/name[@revision]` into huggingface-hub's cache, and return its folder."""
+    """Download `hf://owner/name[@revision]` into huggingface-hub's cache, and return its folder."""
     match = re.fullmatch(r"hf://(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?", source)
     if match is None:
         raise CheckpointError(
@@ -166,7 +166,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of what a reader says of a file, in few words."""
+    """Return the first line of a reader's error, cut short."""
     return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
@@ -245,7 +245,7 @@ def _pickled(path: Path) -> Any:
         if zipped:
             _check_stored(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old pickles: they are refused or read, and either is said
+            warnings.simplefilter("ignore")  # about old pickles: they are read, or refused with an error
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except CheckpointError:
         raise
@@ -261,7 +261,7 @@ def _pickled(path: Path) -> Any:
 
 
 def _check_stored(path: Path) -> None:
-    """Refuse a PyTorch file with compressed parts: torch writes none, and unpacking them has no bounds."""
+    """Refuse a PyTorch file with compressed parts: torch writes none, and they may unpack to any size."""
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:

@@ -70,7 +70,7 @@ def matches(container: Container) -> bool:
 
 
 def read(container: Container, hints: Hints) -> Weights:
-    """Take one of Google's files in."""
+    """Read one of Google's files."""
     tensors = _strip_root(container.tensors)
     big_vision = any(BIG_VISION in name and "MAPHead" not in name for name in tensors)
     tensors = _unstack(tensors)
@@ -101,7 +101,7 @@ def read(container: Container, hints: Hints) -> Weights:
 
 
 def write(weights: Weights) -> Container:
-    """Give one of Google's files out: the published names, or big_vision's for its kinds of pooling."""
+    """Return one of Google's files: with the published names, or big_vision's for its kinds of pooling."""
     config = weights.config
     if config.kind == "resnet":
         refuse("google", {"norms after convolutions": not config.preactivation})
@@ -235,7 +235,7 @@ def _strip_root(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _unstack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take apart blocks that big_vision stacks along a leading axis for its scan over layers."""
+    """Separate the blocks that big_vision stacks along a leading axis for its scan over layers."""
     apart: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.startswith("Transformer/encoderblock/"):

@@ -5,16 +5,17 @@ the names of version 4, which every version reads.
 """
 
 import re
+from math import isclose
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitreous.config import Interpolation, Preprocessing
+from vitreous.config import Interpolation, Preprocessing, is_number
 from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
-from vitreous.layouts.names import IMAGENET, Rules, drop, fuse, listed, pooled, refuse, rename, split
+from vitreous.layouts.names import IMAGENET, Rules, assume, drop, fuse, listed, pooled, refuse, rename, split
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
 from vitreous.models.fields import shown
 from vitreous.models.weights import Weights
@@ -73,7 +74,8 @@ BIT_OUT: Rules = [
     (r"^norm\.", "bit.norm."),
     (r"^head\.fc\.(weight|bias)", r"classifier.1.\1"),
 ]
-TANH = ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_tanh")
+EXACT = ("gelu", "gelu_python")
+TANH = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_tanh")
 RESAMPLE: list[Interpolation] = ["nearest", "lanczos", "bilinear", "bicubic"]  # Pillow's numbers 0 to 3
 UNUSED = r"(?:\w+\.)?embeddings\.mask_token$|decoder\."
 
@@ -85,7 +87,7 @@ def matches(container: Container) -> bool:
 
 
 def read(container: Container, hints: Hints) -> Weights:
-    """Take a Hugging Face folder in (or its weights alone)."""
+    """Read a Hugging Face folder (or its weights alone)."""
     notes: list[str] = []
     kept, unused = drop(container.tensors, UNUSED)
     if unused:
@@ -95,9 +97,8 @@ def read(container: Container, hints: Hints) -> Weights:
     tensors = fuse(tensors, ["mlp.gate_proj", "mlp.up_proj"], "mlp.fc1")
     document = container.document("config.json")
     if "dist_token" in tensors and "head_dist.weight" not in tensors and "head.weight" in tensors:
-        tensors["reg_token"] = tensors.pop(
-            "dist_token"
-        )  # only the class token is read: it acts as a register
+        # Only the class token is read: this one acts as a register.
+        tensors["reg_token"] = tensors.pop("dist_token")
     if "head.fc.weight" in tensors:
         tensors["head.fc.weight"] = tensors["head.fc.weight"][:, :, None, None]
     config = infer.architecture(tensors, _hints(document) | hints, notes)
@@ -116,7 +117,7 @@ def read(container: Container, hints: Hints) -> Weights:
 
 
 def write(weights: Weights) -> Container:
-    """Give a Hugging Face folder out."""
+    """Return the content of a Hugging Face folder."""
     config = weights.config
     if config.kind == "resnet":
         tensors, document = _write_bit(weights, config)
@@ -273,8 +274,13 @@ def _hints(document: dict[str, Any]) -> Hints:
         "heads": document["num_attention_heads"],
         "image_size": document.get("image_size"),
         "norm_eps": document.get("layer_norm_eps"),
-        "activation": "gelu_tanh" if document.get("hidden_act") in TANH else None,
+        "activation": _activation(document.get("hidden_act")),
     }
+
+
+def _activation(name: Any) -> Any:
+    """Return our name of an activation; one that has none is left for its reader to refuse."""
+    return "gelu" if name in EXACT else "gelu_tanh" if name in TANH else name
 
 
 def _read_labels(document: dict[str, Any], classes: int) -> list[str] | None:
@@ -303,12 +309,23 @@ def _read_processor(document: dict[str, Any], size: tuple[int, int], notes: list
     edge = before.get("shortest_edge")
     resize_size = (edge, edge) if edge else (before.get("height", size[0]), before.get("width", size[1]))
     resample = document.get("resample", 2)
+    known = type(resample) is int and 0 <= resample < len(RESAMPLE)
+    rescale, factor = document.get("do_rescale", True), document.get("rescale_factor", 1 / 255)
+    divided = is_number(factor) and isclose(factor, 1 / 255, rel_tol=1e-3)
+    assume(
+        notes,
+        {
+            f"bicubic (resample {shown(resample)} is not supported)": not known,
+            "scaled to 0 to 1 (do_rescale false is not supported)": not rescale,
+            f"divided by 255 (rescale_factor {shown(factor)} is not supported)": rescale and not divided,
+        },
+    )
     normalize = document.get("do_normalize", True)
     return Preprocessing(
         image_size=(crop.get("height", 0), crop.get("width", 0)) if cropped else resize_size,
         resize="none" if not document.get("do_resize", True) else "cover" if edge else "exact",
         resize_size=resize_size,
-        interpolation=RESAMPLE[resample] if type(resample) is int and 0 <= resample < 4 else "bicubic",
+        interpolation=RESAMPLE[resample] if known else "bicubic",
         mean=listed(document.get("image_mean") or [0.5] * 3) if normalize else (0.0,) * 3,
         std=listed(document.get("image_std") or [0.5] * 3) if normalize else (1.0,) * 3,
     )

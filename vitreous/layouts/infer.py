@@ -14,7 +14,7 @@ from torch import Tensor
 from vitreous.errors import LayoutError
 from vitreous.models import zoo
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
-from vitreous.models.fields import pair
+from vitreous.models.fields import pair, shown
 
 AXES = {"reg_token": 3, "pos_embed": 3, "head.weight": 2, "pre_logits.weight": 2, "cls_token": 3}
 
@@ -33,7 +33,7 @@ def resnet(shapes: Mapping[str, tuple[int, ...]], hints: Mapping[str, Any], pref
     root = f"{prefix}stem.conv.weight" if layers else f"{prefix}conv.weight"
     if root not in shapes:
         raise LayoutError(
-            "the weights are of no model that vitreous knows: neither patches nor a root convolution"
+            "the weights are of no model that vitreous knows: they have no patches and no root convolution"
         )
     channels = _shape(shapes, root, 4)[0]
     before = root.replace("conv.weight", "norm.weight") not in shapes
@@ -61,7 +61,7 @@ def _vit(shapes: Mapping[str, tuple[int, ...]], hints: dict[str, Any], notes: li
     stem = resnet(shapes, trunk_hints, "patch_embed.backbone.") if hybrid else None
     depth = _count(shapes, r"blocks\.(\d+)\.")
     if depth == 0:
-        raise LayoutError("the weights have patches but no blocks.0: this is no Vision Transformer")
+        raise LayoutError("the weights have patches but no blocks.0: this is not a Vision Transformer")
     inner = _shape(shapes, "blocks.0.mlp.fc2.weight", 2)[1]
     gated = _shape(shapes, "blocks.0.mlp.fc1.weight", 2)[0] == 2 * inner
     width = embed[0]
@@ -88,6 +88,10 @@ def _vit(shapes: Mapping[str, tuple[int, ...]], hints: dict[str, Any], notes: li
     }
     if gated:
         hints.pop("activation", None)
+    elif (activation := hints.get("activation", "gelu")) not in ("gelu", "gelu_tanh"):
+        raise LayoutError(
+            f"the activation {shown(activation)} can't be computed: gelu, its tanh form and SwiGLU can be"
+        )
     if "heads" not in hints:
         hints["heads"] = _heads(width, depth, inner, notes)
     config |= hints
@@ -105,7 +109,7 @@ def _pooling(shapes: Mapping[str, tuple[int, ...]], width: int, class_token: boo
 
 
 def _heads(width: int, depth: int, mlp_width: int, notes: list[str]) -> int:
-    """Weights don't tell the number of heads; a published shape does, where all its models agree."""
+    """Return the number of heads, which weights don't tell: that of all published models of this shape."""
     known = {
         config.heads
         for config in zoo.VARIANTS.values()
@@ -153,7 +157,7 @@ def _grid(
 
 
 def _shape(shapes: Mapping[str, tuple[int, ...]], name: str, axes: int) -> tuple[int, ...]:
-    """Return the shape of a tensor that has to be there, with so many axes."""
+    """Return the shape of a tensor that has to be there, and to have this many axes."""
     if name not in shapes:
         raise LayoutError(f"the weights lack {name}")
     if len(shapes[name]) != axes:
@@ -162,7 +166,7 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], name: str, axes: int) -> tuple
 
 
 def _count(shapes: Mapping[str, Any], pattern: str) -> int:
-    """Return how many numbered parts there are: one more than the largest number, each of them held."""
+    """Return how many numbered parts there are; refuse numbers with gaps."""
     found = {match[1] for name in shapes if (match := re.match(pattern, name))}
     if any(len(number) > 6 or int(number) >= len(found) for number in found):
         raise LayoutError(

@@ -14,7 +14,7 @@ Rules = Sequence[tuple[str, str | Callable[[re.Match[str]], str]]]
 
 
 def listed(value: Any) -> Any:
-    """Return a list of a JSON document as a tuple; what is no list is left for its reader to refuse."""
+    """Return a list of a JSON document as a tuple; anything else is left for its reader to refuse."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -60,6 +60,12 @@ def split(tensors: dict[str, Tensor], whole: str, parts: Sequence[str]) -> dict[
     return tensors
 
 
+def assume(notes: list[str], reasons: Mapping[str, bool]) -> None:
+    """Note what is done to images instead of what a file asks for and we don't do, where that holds."""
+    if found := [reason for reason, holds in reasons.items() if holds]:
+        notes.append(f"preprocessing: assumed, {', '.join(found)}")
+
+
 class NoPlaceError(LayoutError):
     """A model that a layout can't express, and why."""
 
@@ -75,5 +81,5 @@ def refuse(layout: str, reasons: Mapping[str, bool]) -> None:
 
 
 def pooled(pooling: str) -> str:
-    """Say what stands in the way where a layout's own code reads the class token."""
+    """Return the reason to refuse a pooling in a layout whose own code reads the class token."""
     return f"{pooling} pooling" + (" where it reads a class token" if pooling in ("gap", "map") else "")

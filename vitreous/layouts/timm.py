@@ -7,7 +7,7 @@ writes it (`save_for_hf`) and reads it (`create_model("local-dir:…")`).
 from dataclasses import fields, replace
 from math import floor
 from operator import truediv
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from vitreous.config import Interpolation, Preprocessing, is_number
 from vitreous.errors import LayoutError
 from vitreous.layouts import infer
 from vitreous.layouts.containers import Container, Hints
-from vitreous.layouts.names import IMAGENET, Rules, drop, listed, refuse, rename
+from vitreous.layouts.names import IMAGENET, Rules, assume, drop, listed, refuse, rename
 from vitreous.models import zoo
 from vitreous.models.architecture import Architecture, ResNetConfig, ViTConfig
 from vitreous.models.fields import shown
@@ -31,12 +31,7 @@ IN: Rules = [
 ]
 UNUSED = r"mask_token$|decoder_"  # of MAE's and DINOv2's pre-training
 LEAST_CROP = 0.05
-INTERPOLATIONS: dict[str, Interpolation] = {
-    "bicubic": "bicubic",
-    "bilinear": "bilinear",
-    "nearest": "nearest",
-    "lanczos": "lanczos",
-}
+CROPS = ("center", "squash")
 
 
 def matches(container: Container) -> bool:
@@ -46,7 +41,7 @@ def matches(container: Container) -> bool:
 
 
 def read(container: Container, hints: Hints) -> Weights:
-    """Take a timm state dict in."""
+    """Read a timm state dict."""
     notes: list[str] = []
     kept, unused = drop(container.tensors, UNUSED)
     if unused:
@@ -60,7 +55,7 @@ def read(container: Container, hints: Hints) -> Weights:
 
 
 def write(weights: Weights) -> Container:
-    """Give a timm state dict out, with the `config.json` from which timm builds the model."""
+    """Return a timm state dict, with the `config.json` from which timm builds the model."""
     weights = _fold_class_position(weights)
     config = weights.config
     if config.kind == "vit":
@@ -97,8 +92,7 @@ def _hints(document: dict[str, Any]) -> Hints:
         whole = _object(document, "pretrained_cfg").get("input_size")
         size = arguments.get("img_size") or (whole[-2:] if isinstance(whole, list) else None)
         hints["image_size"] = size or None
-        if arguments.get("act_layer") == "gelu_tanh":
-            hints["activation"] = "gelu_tanh"
+        hints["activation"] = arguments.get("act_layer")
         pool = arguments.get("global_pool", document.get("global_pool"))
         if pool in ("avg", "map"):
             hints["pooling"] = {"avg": "gap", "map": "map"}[pool]
@@ -157,7 +151,7 @@ def architecture(config: Architecture) -> tuple[str, dict[str, Any]]:
 
 
 def _same(variant: ViTConfig, config: ViTConfig) -> bool:
-    """Say whether timm's variant computes what the configuration does: all but head, epsilons and dropout."""
+    """Tell whether timm's variant computes the same, apart from the head, epsilons and dropout."""
     aside = {"num_classes", "norm_eps", "stem", "layer_scale"}
     aside |= {"dropout", "attention_dropout", "embedding_dropout", "drop_path", "patch_drop"}
     if (variant.layer_scale is None) != (config.layer_scale is None) or (variant.stem is None) != (
@@ -201,12 +195,20 @@ def _preprocessing(
     crop = values.get("crop_pct") or 0.875
     if not is_number(crop) or not LEAST_CROP <= crop <= 1:
         raise LayoutError(f"crop_pct {shown(crop)} can't be used: expected {LEAST_CROP} to 1")
-    squash = values.get("crop_mode") == "squash"
+    mode, interpolation = values.get("crop_mode") or "center", values.get("interpolation") or "bicubic"
+    assume(
+        notes,
+        {
+            f"bicubic (interpolation {shown(interpolation)} is not supported)": interpolation
+            not in get_args(Interpolation),
+            f"the centre cropped (crop_mode {shown(mode)} is not supported)": mode not in CROPS,
+        },
+    )
     return _cropped(
         size,
         crop,
-        resize="exact" if squash else "cover",
-        interpolation=INTERPOLATIONS.get(str(values.get("interpolation")), "bicubic"),
+        resize="exact" if mode == "squash" else "cover",
+        interpolation=interpolation if interpolation in get_args(Interpolation) else "bicubic",
         mean=listed(values["mean"]),
         std=listed(values.get("std")),
     )
@@ -225,7 +227,7 @@ def _pretrained(weights: Weights) -> dict[str, Any]:
         "input_size": [config.in_channels, *config.image_size],
         "fixed_input_size": config.has_attention,
         "num_classes": config.num_classes,
-        # timm takes filters for RGB's and adapts them, even those that fit: it must not find others
+        # timm takes all filters to be for RGB and adapts even those that fit: it must find no others
         "first_conv": config.first_convolution if config.in_channels == 3 else None,
         "classifier": classifiers[0] if len(classifiers) == 1 else classifiers,
     }

@@ -44,7 +44,7 @@ def matches(container: Container) -> bool:
 
 
 def read(container: Container, hints: Hints) -> Weights:
-    """Take a torchvision state dict in."""
+    """Read a torchvision state dict."""
     notes: list[str] = []
     tensors = rename(container.tensors, IN)
     config = infer.architecture(tensors, hints, notes)
@@ -75,7 +75,7 @@ def arguments(config: Architecture) -> dict[str, Any]:
 
 
 def write(weights: Weights) -> Container:
-    """Give a torchvision state dict out."""
+    """Return a torchvision state dict."""
     config = weights.config
     if config.kind != "vit":
         raise NoPlaceError("torchvision", "BiT")
