@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,24 @@ def test_metadata_that_cannot_be_used_is_refused(sealed: Path, changes: dict[str
         checkpoint.read(sealed)
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": ["a", "b"]}, "2 labels for 3 classes"),
+        ({"about": {"thresholds": [0.5]}}, "thresholds is not one probability for each of 3 labels"),
+        ({"about": {"calibration": {"temperature": 0}}}, "temperature 0 is not a number from"),
+    ],
+    ids=str,
+)
+def test_what_could_not_be_read_again_is_not_written(
+    sealed: Path, changes: dict[str, Any], message: str
+) -> None:
+    before = sealed.read_bytes()
+    with pytest.raises(CheckpointError, match=f"is not written, .*{message}"):
+        checkpoint.write(replace(sample(), **changes), sealed)
+    assert sealed.read_bytes() == before
 
 
 def test_tensors_that_do_not_fit_the_architecture_are_named(sealed: Path) -> None:

@@ -84,10 +84,10 @@ def test_a_card_of_ones_own(hub: list[Any], digits: Classifier) -> None:
 def test_what_can_not_be_pushed_is_one_line(
     hub: list[Any], digits: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(CheckpointError, match="'a/b/c' is no repository: write owner/name"):
+    with pytest.raises(CheckpointError, match="'a/b/c' is not a repository: write owner/name"):
         digits.push_to_hub("a/b/c")
     with pytest.raises(
-        CheckpointError, match="layout 'google' is none of the hub's: expected vitreous, timm, hf"
+        CheckpointError, match="layout 'google' can't go on the hub: expected vitreous, timm, hf"
     ):
         digits.push_to_hub("me/digits", layout="google")
     with pytest.raises(LayoutError, match="the hf layout has no place for"):

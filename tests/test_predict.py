@@ -91,6 +91,50 @@ def test_loading_for_another_task_says_what_changed(
     assert loaded.model(torch.zeros(1, 1, 48, 64)).shape == (1, 2)
 
 
+def test_a_new_head_has_nothing_of_the_old_ones_record(
+    classifier: Classifier, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_the_head = {
+        "calibration": {"temperature": 3.0},
+        "abstain": 0.9,
+        "thresholds": [0.2, 0.3, 0.4],
+        "multilabel": True,
+        "results": {"val": {"loss": 1.0}},
+    }
+    classifier.about = of_the_head | {"licence": "CC0"}
+    path = classifier.save(tmp_path / "a.safetensors")
+    loaded = vitreous.load(path, num_classes=4)
+    assert loaded.about == {"licence": "CC0"}
+    assert "left out  abstain, calibration, multilabel, results, thresholds of" in capsys.readouterr().err
+    assert loaded.predict(picture)[0].probability == pytest.approx(0.25)
+    assert vitreous.load(loaded.save(tmp_path / "b.safetensors")).labels == ["0", "1", "2", "3"]
+    kept = {"abstain", "thresholds", "multilabel", "licence"}
+    assert vitreous.load(path, image_size=48).about.keys() == kept
+    assert vitreous.load(path, in_channels=1).about.keys() == kept
+    assert vitreous.load(path).about == classifier.about
+
+
+def test_the_models_own_size_is_no_change(
+    classifier: Classifier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = classifier.save(tmp_path / "a.safetensors")
+    for own in (32, (32, 32), [32, 32]):
+        vitreous.load(path, image_size=own, patch_size=8)
+    assert capsys.readouterr().err == ""
+
+
+def test_only_one_rank_says_what_changed(
+    classifier: Classifier,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = classifier.save(tmp_path / "a.safetensors")
+    monkeypatch.setenv("RANK", "1")
+    vitreous.load(path, num_classes=4)
+    assert capsys.readouterr().err == ""
+
+
 def test_the_same_labels_keep_the_head(classifier: Classifier, tmp_path: Path) -> None:
     classifier.save(tmp_path / "a.safetensors")
     same = vitreous.load(tmp_path / "a.safetensors", labels=classifier.labels, num_classes=3)

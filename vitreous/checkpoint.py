@@ -26,7 +26,7 @@ from vitreous.models import architecture
 from vitreous.models.weights import MOST_TENSORS, Weights
 
 FORMAT = 1
-"""Raised when a reader of the older format would misread the file; older formats stay readable."""
+"""Incremented when a reader of the older format would misread the file; older formats stay readable."""
 KEY = "vitreous"
 ENTRIES = {"format", "architecture", "preprocessing", "labels", "about", "checksums"}
 TEMPERATURES = (1e-3, 1e3)
@@ -37,7 +37,7 @@ UNSEALED = (
 
 
 def write(weights: Weights, path: Path) -> None:
-    """Write a sealed file: under its name when whole and durable, never over an older one before that."""
+    """Write a sealed file: it gets its name, or replaces an older file, only once it is whole and durable."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.tensors.items()}
     document = {
         "format": FORMAT,
@@ -49,6 +49,10 @@ def write(weights: Weights, path: Path) -> None:
     }
     document = json.loads(json.dumps(document))  # as it will be read: keys are text, tuples are lists
     document["seal"] = seal(document)
+    try:
+        _weights(document, tensors)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not written, for it could not be read again: {error}") from None
     with files.atomic(path) as temporary:
         save_file(tensors, temporary, metadata={KEY: json.dumps(document)})
 
@@ -60,7 +64,7 @@ def seal(document: Mapping[str, Any]) -> str:
 
 
 def is_sealed(path: Path) -> bool:
-    """Say whether a file is one of ours, from its header alone: also one whose name for it is damaged."""
+    """Tell whether a file is one of ours, from its header alone, even if the key of our entry is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -72,7 +76,7 @@ def is_sealed(path: Path) -> bool:
 
 
 def read(path: Path, *, verify: bool = True) -> Weights:
-    """Read a sealed file; `verify` compares every tensor with its checksum and names one that differs.
+    """Read a sealed file; `verify` compares every tensor with its checksum and names those that differ.
 
     The document is always compared with its seal, and its values are checked.
     """
@@ -87,16 +91,7 @@ def read(path: Path, *, verify: bool = True) -> Weights:
                 f"{path} is damaged: {named} differs from its checksum; use another copy of the file"
             )
     try:
-        config = architecture.from_dict(_object(document, "architecture"))
-        labels = _labels(document["labels"], config.num_classes)
-        return Weights(
-            config=config,
-            tensors=tensors,
-            preprocessing=_preprocessing(document),
-            labels=labels,
-            about=_about(_object(document, "about"), config.num_classes),
-            notes=[] if "seal" in document else [UNSEALED],
-        )
+        return _weights(document, tensors)
     except ValueError as error:
         raise CheckpointError(f"{path} has metadata that can't be used: {error}") from None
 
@@ -169,7 +164,7 @@ def _document(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_seal(path: Path, document: Mapping[str, Any]) -> None:
-    """Refuse a document that differs from its seal; one without is of an earlier version, or damaged."""
+    """Refuse a document that differs from its seal; without a seal it is an earlier version's, or damaged."""
     if "seal" not in document:
         if unknown := sorted(document.keys() - ENTRIES):
             raise CheckpointError(
@@ -186,6 +181,19 @@ def _object(document: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(document[name], dict):
         raise ValueError(f"{name} is not an object")
     return document[name]
+
+
+def _weights(document: Mapping[str, Any], tensors: dict[str, Tensor]) -> Weights:
+    """Return what a document and its tensors say, or raise ValueError for what can't be used."""
+    config = architecture.from_dict(_object(document, "architecture"))
+    return Weights(
+        config=config,
+        tensors=tensors,
+        preprocessing=_preprocessing(document),
+        labels=_labels(document["labels"], config.num_classes),
+        about=_about(_object(document, "about"), config.num_classes),
+        notes=[] if "seal" in document else [UNSEALED],
+    )
 
 
 def _preprocessing(document: Mapping[str, Any]) -> Preprocessing | None:

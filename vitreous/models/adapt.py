@@ -1,4 +1,4 @@
-"""Fitting a trained model to another task: another head, other channels, another size; says what changed."""
+"""Fitting a trained model to another task: another head, channels or size; each returns what it changed."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.config import Preprocessing
+from vitreous.models.fields import pair
 from vitreous.models.protocol import Size
 from vitreous.models.weights import Model
 
@@ -15,7 +16,7 @@ from vitreous.models.weights import Model
 def set_classes(
     model: Model, num_classes: int, old: list[str] | None = None, new: list[str] | None = None
 ) -> list[str]:
-    """Give the model a fresh head of zeros (section 3.2); rows of classes that both name are kept."""
+    """Give the model a fresh head of zeros (section 3.2); rows of classes in `old` and `new` are kept."""
     known = {name: row for row, name in enumerate(old or [])}
     kept = [(row, known[name]) for row, name in enumerate(new or []) if name in known]
     before, paths = model.config.num_classes, model.config.classifiers
@@ -59,6 +60,9 @@ def adapt_channels(weight: Tensor, channels: int) -> Tensor:
 def set_sizes(model: Model, image_size: Size | None, patch_size: Size | None) -> list[str]:
     """Take images or patches of another size; positions are resampled in 2D, filters by pseudo-inverse."""
     before = model.config
+    image_size = _unless(before.image_size, image_size, "image_size")
+    if before.kind == "vit":
+        patch_size = _unless(before.patch_size, patch_size, "patch_size")
     if patch_size is not None:
         model.set_patch_size(patch_size, image_size)
     elif image_size is not None:
@@ -79,7 +83,7 @@ def set_sizes(model: Model, image_size: Size | None, patch_size: Size | None) ->
 def refit(preprocessing: Preprocessing, image_size: tuple[int, int], channels: int) -> Preprocessing:
     """Return the preprocessing for another image size (the same share is cropped) or number of channels.
 
-    Images that were taken as they are can't be any more: they are scaled to cover the new size.
+    Images that were taken as they are (`none`) can't be at a new size: they are scaled to cover it.
     """
     old, resize = preprocessing.image_size, preprocessing.resize_size
     if resize is not None and image_size != old:
@@ -101,6 +105,11 @@ def _layer(model: Model, path: str) -> Any:
 
 def _configure(model: Any, **changes: int) -> None:
     model.config = replace(model.config, **changes)
+
+
+def _unless(own: tuple[int, int], size: Size | None, name: str) -> Size | None:
+    """Return a size that was asked for, or None where the model has it already."""
+    return None if size is None or pair(size, name) == own else size
 
 
 def _by(size: tuple[int, int]) -> str:

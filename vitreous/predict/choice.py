@@ -1,6 +1,6 @@
 """Which runtime and precision compute a classifier's answers: as asked, or the fastest here by measurement.
 
-`auto` is only for what is worth its start: a few images are computed by torch at once.
+`auto` takes another runtime only where that is worth its start: torch computes a few images right away.
 """
 
 import time
@@ -18,12 +18,12 @@ from vitreous.errors import OptionError, VitreousError
 from vitreous.predict.classifier import Classifier
 
 FEW = 64
-"""Images for which nothing is measured: torch has answered before another runtime is open."""
+"""With fewer images nothing is measured: torch has answered before another runtime is open."""
 SAVED = 0.2
-"""The share of torch's time that another runtime is expected to save, when it is judged whether to try it."""
+"""The share of torch's time that another runtime is expected to save, to decide whether to try it."""
 OPEN_SECONDS, MAKE_SECONDS = 3.0, 20.0
-"""What opening a graph of the cache costs, and what making one does beside the images of its proof: more than
-`tiny` took (0.5 and 11 s on an EPYC core, of which the proof is a part), as larger models take longer."""
+"""Seconds to open a graph from the cache, and to make one without counting the images of its proof: more than
+`tiny` took (0.5 and 11 s on an EPYC core, the proof included), as larger models take longer."""
 GAIN = 0.95
 """Another way must take less than this share of torch's time in float32 to be chosen."""
 TIMES = 3
@@ -37,7 +37,7 @@ PLAIN: tuple[str, str] = ("torch", "float32")
 
 
 class Way(NamedTuple):
-    """A way to compute, and what an image took."""
+    """A way to compute, and the seconds that it took for an image."""
 
     runtime: str
     precision: str
@@ -57,9 +57,9 @@ def equip(
     batch: int = 1,
     say: Callable[[str], object] = console.note,
 ) -> Classifier:
-    """Return the classifier with what computes its answers; torch in float32 is the classifier as it is.
+    """Return the classifier with an engine for its answers; for torch in float32, the classifier as it is.
 
-    `images` are all that it will be asked for (None: no end is known), `batch` of them at a time.
+    `images`: how many it will be asked for in all (None: unknown); `batch`: how many at a time.
     """
     if (runtime, precision) == PLAIN:
         return classifier
@@ -74,7 +74,7 @@ def equip(
 
 
 def candidates(runtime: Runtime, precision: Inference, classifier: Classifier) -> list[tuple[str, str]]:
-    """Return the ways that fit what was asked for, or say why there are none."""
+    """Return the ways that fit what was asked for; refuse, with the reason, if there are none."""
     on_cpu = classifier.device.type == "cpu"
     merges = classifier.model.merge > 0
     if merges and runtime not in ("auto", "torch"):
@@ -100,7 +100,7 @@ def _installed() -> list[str]:
 
 
 def _made(classifier: Classifier, runtime: str, precision: str, say: Callable[[str], object]) -> Classifier:
-    from vitreous.predict import engines, graphs  # another runtime's code is read where it is wanted
+    from vitreous.predict import engines, graphs  # another runtime's code is imported only if it is wanted
 
     if (runtime, precision) == PLAIN:
         return classifier
@@ -148,9 +148,9 @@ def _fastest(
 
 
 def worth(classifier: Classifier, runtime: str, precision: str, each: float, batch: int) -> int:
-    """Return from how many images on another way is expected to pay, if torch takes `each` seconds for one.
+    """Return from how many images another way is expected to pay, if torch takes `each` seconds for one.
 
-    To find out costs something too: both ways compute some batches.
+    Finding out costs time too: both ways compute some batches.
     """
     from vitreous.export.proof import COUNTS
     from vitreous.predict import graphs
@@ -177,7 +177,7 @@ def measured(ready: Sequence[tuple[str, str, Classifier]], batch: int) -> list[W
 
 
 def seconds(classifier: Classifier, batch: int, warm: bool = True) -> float:
-    """Return the seconds of an image in a batch of blank ones; what they show makes no difference."""
+    """Return the seconds per image in a batch of blank ones: the content makes no difference."""
     settings = classifier.preprocess.preprocessing
     blank = np.zeros((*settings.image_size, settings.channels), np.uint8)
     given = classifier.collate([classifier.prepare(blank)] * batch)

@@ -51,7 +51,7 @@ class Prediction:
     top: list[tuple[str, float]]
     file: str | None = None
     labels: list[str] | None = None
-    """Of a model with several labels per picture: all that reach their thresholds, the likeliest first."""
+    """For a model with several labels per picture: all that reach their thresholds, the likeliest first."""
 
     @property
     def error(self) -> None:
@@ -115,7 +115,7 @@ class Classifier:
         return self
 
     def merging(self, merge: int) -> "Classifier":
-        """Return a classifier of the same weights that merges so many patches in each block; 0: itself."""
+        """Return a classifier with the same weights that merges `merge` patches in each block; 0: itself."""
         from vitreous.models.merge import merging
 
         return replace(self, model=merging(self.model, merge)) if merge else self
@@ -162,7 +162,7 @@ class Classifier:
 
     @property
     def seed(self) -> int:
-        """The seed that its training held images out by, where the data had no splits of its own."""
+        """The seed by which its training held images out, if the data had no splits of its own."""
         recipe = self.about.get("recipe")
         value = recipe.get("seed") if isinstance(recipe, dict) else None
         return value if type(value) is int and value >= 0 else 0
@@ -174,7 +174,7 @@ class Classifier:
 
     @property
     def thresholds(self) -> list[float]:
-        """The probability from which each label is given, of a model with several labels per picture."""
+        """The probability from which each label is given, for a model with several labels per picture."""
         value = self.about.get("thresholds") or [0.5] * len(self.labels)
         if not isinstance(value, list) or len(value) != len(self.labels) or not all(map(_number, value)):
             raise CheckpointError("the thresholds are not one number per label: calibrate again")
@@ -186,7 +186,11 @@ class Classifier:
             picture = decode(picture, self.preprocess.preprocessing.channels)
         elif isinstance(picture, np.ndarray | Tensor):
             picture = pixels(picture)
-        fitted = self.preprocess.fitted(picture)
+        return self.pad(self.preprocess.fitted(picture))
+
+    def pad(self, fitted: np.ndarray) -> Prepared:
+        """Pad pixels that were fitted to the model's size, if that is its rule, and tell which patches have
+        any of them."""
         pads = self.preprocess.preprocessing.resize == "pad"
         mask = self.preprocess.mask(*fitted.shape[:2]) if pads else None
         return Prepared(self.preprocess.padded(fitted), mask)
@@ -268,7 +272,7 @@ class Classifier:
             )
 
     def weights(self) -> Weights:
-        """Return the classifier at rest; a head that was swapped by hand is taken as it is, where it fits."""
+        """Return the classifier at rest; a head that was swapped by hand is taken as it is, if it fits."""
         tensors, config = dict(self.model.state_dict()), self.model.config
         head = tensors.get(f"{config.classifiers[0]}.weight")
         if head is not None and head.ndim > 1 and len(head) != config.num_classes:
@@ -287,8 +291,8 @@ class Classifier:
 def pixels(numbers: np.ndarray | Tensor) -> np.ndarray:
     """Return the uint8 pixels (H, W) or (H, W, C) of an array, or of a tensor (C, H, W).
 
-    Floats are taken as torchvision's `to_tensor` gives them, from 0 to 1. What is normalised already is
-    refused: taken for pixels, it would give another answer in silence.
+    Floats are taken as torchvision's `to_tensor` gives them, from 0 to 1. What is already normalised is
+    refused: taken for pixels, it would silently give another answer.
     """
     if isinstance(numbers, Tensor):
         if numbers.ndim not in (2, 3):

@@ -63,7 +63,7 @@ class Exported:
         return self.opened().runtime
 
     def opened(self) -> Opened:
-        """Return the file in the hands of its runtime, on the threads of the caller."""
+        """Return the file opened by its runtime, on as many threads as the caller's torch."""
         threads = torch.get_num_threads()
         with self.lock:
             if threads not in self.by_threads:
@@ -78,7 +78,7 @@ class Exported:
 
 
 def sizes(facts: dict[str, Any], mask: Tensor | None, count: int) -> np.ndarray | None:
-    """Return the heights and widths (B, 2) that a file works its padding out from; None: it pads nothing."""
+    """Return the heights and widths (B, 2) from which a file works out its padding; None: it pads nothing."""
     if "size_input" not in facts:
         return None
     height, width = facts["preprocessing"]["image_size"]

@@ -1,6 +1,6 @@
 """Exported graphs in the user's cache: made and proven once for a model, a runtime and their versions.
 
-Nothing is run from a folder that others can write to, and nothing whose bytes are not those that were proven.
+Nothing is run from a folder that others can write to, and nothing whose bytes differ from those proven.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ NAMES = {"onnxruntime": "model.onnx", "openvino": "model.xml"}
 PRECISIONS: dict[str, Precision] = {"float32": "fp32", "bf16": "bf16", "int8": "int8"}
 RECORD = "proof.json"
 KEPT = 8
-"""Graphs that stay in the cache: those that were used last."""
+"""How many graphs stay in the cache: the ones used last."""
 
 
 def engine(classifier: Classifier, runtime: str, precision: str, say: Say) -> Exported:
@@ -44,7 +44,7 @@ def engine(classifier: Classifier, runtime: str, precision: str, say: Say) -> Ex
         if _is_whole(folder):
             (folder / RECORD).touch()
             return Exported(form, path, precision)
-        say(f"the graph in {folder} is damaged: it is made again")
+        say(f"the graph in {folder} is damaged and is made again")
     shutil.rmtree(folder, ignore_errors=True)
     say(f"preparing {runtime} in {precision}, once for this model: exporting it and comparing it with torch")
     made = _make(classifier, form, runtime, precision, folder)
@@ -58,7 +58,7 @@ def is_made(classifier: Classifier, runtime: str, precision: str) -> bool:
 
 
 def place(classifier: Classifier, runtime: str, precision: str) -> Path:
-    """Return the folder of a graph: another one for each model, runtime, version and kind of processor."""
+    """Return the folder of a graph: one for each model, runtime, version and kind of processor."""
     facts = [
         identity(classifier),
         runtime,
@@ -137,7 +137,7 @@ def _sum(path: Path) -> str:
 
 
 def _forget_old(folder: Path) -> None:
-    """Remove the graphs that were not used for longest; a model of 86 M parameters has one of 350 MB."""
+    """Remove the graphs that have been unused for longest; a model of 86 M parameters has one of 350 MB."""
     used = [each for each in folder.iterdir() if (each / RECORD).is_file()]
     used.sort(key=lambda each: (each / RECORD).stat().st_mtime, reverse=True)
     for each in used[KEPT:]:

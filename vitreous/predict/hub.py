@@ -32,14 +32,14 @@ def push(
     token: str | None = None,
     card: str | None = None,
 ) -> str:
-    """Upload the classifier and its card to `owner/name`, which is made where it does not exist.
+    """Upload the classifier and its card to `owner/name`, which is created if it does not exist.
 
     Return the address. `card` is Markdown in place of the one that is written from what the classifier knows.
     """
     if layout not in LIBRARIES:
-        raise CheckpointError(f"layout {layout!r} is none of the hub's: expected {', '.join(LIBRARIES)}")
+        raise CheckpointError(f"layout {layout!r} can't go on the hub: expected {', '.join(LIBRARIES)}")
     if re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", repository) is None:
-        raise CheckpointError(f"{repository!r} is no repository: write owner/name")
+        raise CheckpointError(f"{repository!r} is not a repository: write owner/name")
     try:
         from huggingface_hub import HfApi, get_token
     except ImportError:
@@ -52,7 +52,7 @@ def push(
         )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        classifier.save(folder, layout)  # before anything is made there: it may be refused
+        classifier.save(folder, layout)  # before anything is created on the hub: it may be refused
         try:
             api: Any = HfApi(token=token)
             whole = str(api.create_repo(repository, private=private, exist_ok=True).repo_id)

@@ -1,6 +1,6 @@
 """Loading a classifier from any CKPT: a sealed file, a run folder, or weights of another library's layout.
 
-What was assumed, and what was changed to fit another task, is said in one short table.
+What was assumed, and what was changed to fit another task, is printed as one short table.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,10 @@ from vitreous.predict.classifier import Classifier
 
 BUNDLED = Path(__file__).parents[1] / "bundled"
 """Trained models that come with the package, by name."""
+OF_A_HEAD = {"calibration", "abstain", "thresholds", "multilabel", "results"}
+"""What is recorded about one head: it says nothing about another."""
+OF_AN_INPUT = {"calibration", "results"}
+"""What was measured on images of one size: another size gives other figures."""
 
 
 def load(
@@ -41,7 +45,7 @@ def load(
     Args:
         source: A file, a folder, `hf://owner/name[@revision]` or the name of a bundled model (`tiny`); the
             layout is recognised from the weights.
-        num_classes: Give it a fresh, zero head of so many classes.
+        num_classes: Give it a fresh, zero head with this many classes.
         labels: Names of the classes; rows of the head whose names the source knows too are kept.
         image_size: Resample the position embeddings in 2D to images of this height and width.
         patch_size: Resize the patch embedding.
@@ -51,13 +55,13 @@ def load(
         verify: Compare a sealed file's tensors with their checksums.
         runtime: What computes its answers: torch, onnxruntime or openvino (proven against torch first); auto:
             the fastest that is installed, by measurement.
-        precision: float32, bf16 or int8 (not by torch); auto: bf16 where the hardware has it and it wins.
+        precision: float32, bf16 or int8 (not by torch); auto: bf16 where the hardware has it and is faster.
     """
     place = parallel.choose_device(str(device))
     weights, origin = _read(source, heads=heads, image_size=image_size, verify=verify)
     model = build(weights).float()
     names = weights.labels or assumed_names(weights, origin)
-    changes = list(weights.notes)
+    changes, outdated = list(weights.notes), set[str]()
     if labels is not None:
         num_classes = len(labels) if num_classes is None else num_classes
         if num_classes != len(labels):
@@ -66,17 +70,20 @@ def load(
     if num_classes is not None and (num_classes != model.config.num_classes or wanted not in (None, names)):
         changes += adapt.set_classes(model, num_classes, names, wanted)
         names = wanted or [str(row) for row in range(num_classes)]
-    if in_channels is not None:
-        changes += adapt.set_channels(model, in_channels)
-    if image_size == model.config.image_size:
-        image_size = None
-    changes += adapt.set_sizes(model, image_size, patch_size)
-    _report(f"{source}: {origin} layout", changes)
+        outdated |= OF_A_HEAD
+    resized = [] if in_channels is None else adapt.set_channels(model, in_channels)
+    resized += adapt.set_sizes(model, image_size, patch_size)
+    outdated |= OF_AN_INPUT if resized else set()
+    changes += resized
+    if dropped := sorted(outdated & weights.about.keys()):
+        changes.append(f"left out: {', '.join(dropped)} of the model as it was")
+    if parallel.is_main():
+        _report(f"{source}: {origin} layout", changes)
     made = Classifier(
         model=model.to(place),
         preprocess=_transform(weights.preprocessing, model),
         labels=names,
-        about=weights.about,
+        about={name: value for name, value in weights.about.items() if name not in outdated},
     )
     return equip(made, runtime, precision)
 

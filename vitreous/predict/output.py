@@ -77,7 +77,7 @@ class JsonWriter:
 
 
 class CsvWriter:
-    """Rows of `file, label, probability, top, error, model`; flushed row by row, so that a kill costs one."""
+    """Rows of `file, label, probability, top, error, model`; flushed one by one: a kill costs at most one."""
 
     def __init__(self, stream: IO[str], model: str, *, header: bool = True) -> None:
         self.stream, self.model = stream, model
@@ -169,13 +169,13 @@ class _Rows:
 
 
 def fingerprint(classifier: Classifier) -> str:
-    """Return twelve digits that change with anything that could change an answer, and a coarser precision."""
+    """Return twelve digits that change with all that could change an answer, and a lower precision's name."""
     precision = "float32" if classifier.engine is None else classifier.engine.precision
     return identity(classifier)[:12] + ("" if precision == "float32" else f"-{precision}")
 
 
 def visible(text: str) -> str:
-    """Return a name with everything that a terminal would act on written out."""
+    """Return a name with every character escaped that a terminal would act on."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
         for each in text

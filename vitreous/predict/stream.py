@@ -38,7 +38,7 @@ def predict_all(
 
 
 Read = list[tuple[Item, Prepared | DataError]]
-"""Some items, each with its picture or with why that can't be read."""
+"""Some items, each with its picture or with the reason why that can't be read."""
 
 
 def batches(

@@ -19,7 +19,7 @@ from vitreous.predict.stream import batch_size, predict_all
 
 Form = Literal["table", "json", "csv"]
 LOOKED_AHEAD = 20_000
-"""Names that are read before the runtime is chosen: as many images are worth any of them."""
+"""Names that are read before the runtime is chosen: for so many images any runtime is worth its start."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ def predict_files(
 ) -> Counts:
     """Predict every image of `paths`, write the answers; raise at the end if all failed (strict: any)."""
     if top < 1:
-        raise DataError(f"--top {top} is no number of labels: use 1 or more")
+        raise DataError(f"--top {top} is out of range: use 1 or more")
     counts, tally = Counts(), pictures.Tally()
     named = find(paths, tally=tally)
     ahead = list(islice(named, LOOKED_AHEAD if "auto" in (runtime, precision) else 0))
