@@ -1,8 +1,11 @@
 """`vitreous evaluate`: the document's shape, honest splits, calibration that is sealed, odd test sets."""
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from shutil import copy
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,12 +15,17 @@ from sklearn.metrics import accuracy_score
 from torch.nn.functional import cross_entropy
 
 import vitreous
-from tests.conftest import train_digits
+from tests.conftest import randomize, train_digits
 from vitreous import checkpoint, cli
-from vitreous.config import EvaluateConfig, ProbeConfig
+from vitreous.config import EvaluateConfig, Preprocessing, ProbeConfig
 from vitreous.data import open_data
+from vitreous.data.augment import evaluation_transform
+from vitreous.data.images import EncodedImages
 from vitreous.errors import CheckpointError, DataError, ModelError
+from vitreous.evals import corruptions
 from vitreous.evaluate import evaluate, percent
+from vitreous.models.architecture import ViTConfig
+from vitreous.models.zoo import build
 from vitreous.predict import Classifier
 from vitreous.probe import probe
 
@@ -242,6 +250,72 @@ def test_corruptions_and_resolutions(digits_file: Path, folder: Path) -> None:
     assert len(found["errors"]) == 15 and all(len(row) == 5 for row in found["errors"].values())
     assert 0 <= found["mean_error"] <= 1 and "mce" not in found
     assert evaluate(str(digits_file), str(folder), options)["corruptions"] == found
+
+
+def tiny_classifier(resize: Literal["pad", "none"], seed: int = 0, **about: Any) -> Classifier:
+    """A model of digits whose weights are drawn at random."""
+    shape: dict[str, Any] = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 32, "in_channels": 1}
+    config = ViTConfig(image_size=(8, 8), patch_size=(2, 2), num_classes=10, **shape)
+    settings = Preprocessing(image_size=(8, 8), resize=resize, mean=(0.3,), std=(0.35,))
+    model = build(config)
+    randomize(model, seed)
+    return Classifier(model, evaluation_transform(settings, 2), [str(row) for row in range(10)], about)
+
+
+@pytest.mark.parametrize("restrict", [False, True])
+def test_what_is_corrupted_is_what_was_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restrict: bool
+) -> None:
+    """A corruption of nothing gives the same error; no padding is corrupted, and few images are held."""
+    for path in folder.glob("test/*/?.png"):
+        Image.open(path).crop((0, 0, 4, 8)).save(path)
+    read, reads = EncodedImages.read, 0
+    shapes, held = [], set[int]()
+
+    def counted(*given: Any, **options: Any) -> Image.Image:
+        nonlocal reads
+        reads += 1
+        return read(*given, **options)
+
+    def nothing(pixels: np.ndarray, *_: object) -> np.ndarray:
+        shapes.append(pixels.shape)
+        held.add(reads)
+        return pixels
+
+    monkeypatch.setattr(EncodedImages, "read", counted)
+    monkeypatch.setattr(corruptions, "CORRUPTIONS", {"nothing": (nothing, range(5))})
+    monkeypatch.setattr(sys.modules["vitreous.evaluate"], "AT_ONCE", 5)
+    options = EvaluateConfig(corruptions=True, restrict=restrict, device="cpu")
+    for seed in range(4):
+        source = tiny_classifier("pad", seed).save(tmp_path / f"{seed}.safetensors")
+        found = evaluate(str(source), str(folder), options)
+        assert found["count"] == 12
+        assert found["corruptions"]["errors"] == {"nothing": [pytest.approx(1 - found["accuracy"])] * 5}
+    assert set(shapes) == {(8, 4, 1)} and len(shapes) == 4 * 5 * 12
+    assert len(held) == 4 * 3  # five images, five more, and the last two
+
+
+def test_a_model_is_measured_on_data_of_its_own_kind(pairs: Path, tmp_path: Path) -> None:
+    recipe = {"seed": 0}
+    one, several, bare = (
+        str(tiny_classifier("none", **about).save(tmp_path / f"{name}.safetensors"))
+        for name, about in (
+            ("one", {"recipe": recipe}),
+            ("several", {"recipe": recipe, "multilabel": True}),
+            ("bare", {}),
+        )
+    )
+    options = EvaluateConfig(device="cpu")
+    message = "trained on images with {} each, and the data's have {}: measure it on data of its own kind"
+    with pytest.raises(DataError, match=message.format("one label", "several labels")):
+        evaluate(one, str(pairs), options)
+    with pytest.raises(DataError, match=message.format("several labels", "one label")):
+        evaluate(several, "digits", options)
+    with pytest.raises(DataError, match=message.format("several labels", "one label")):
+        evaluate(one, "digits", replace(options, compare=several))
+    for source, data in ((one, "digits"), (several, str(pairs)), (bare, "digits"), (bare, str(pairs))):
+        found = evaluate(source, data, options)
+        assert ("mean_average_precision" in found) == (data == str(pairs))
 
 
 def unsplit(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""`vitreous evaluate`: one checkpoint, one data set, every figure; and beside another checkpoint."""
+"""`vitreous evaluate`: every figure of a checkpoint on a data set, also compared with another checkpoint."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +11,14 @@ from torch import Tensor
 from vitreous import checkpoint, console, parallel
 from vitreous.config import EvaluateConfig
 from vitreous.data import Batch, Dataset, InMemory, Split, open_data
-from vitreous.data.augment import normalize
 from vitreous.errors import CheckpointError, DataError, ModelError, OptionError
 from vitreous.evals import accuracy, alignment, answers, calibration, corruptions, multilabel, outputs, real
 from vitreous.evals.answers import Answers
 from vitreous.evals.multilabel import Scores
 from vitreous.predict import Classifier, load
+
+AT_ONCE = 64
+"""Images that are held and computed together under corruptions."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,14 @@ class Measured:
 
     @property
     def right(self) -> np.ndarray:
-        """Return whether each image was classified rightly; where it has several labels, in all of them."""
+        """Return whether each image was classified correctly; if it has several labels, in all of them."""
         if isinstance(self.answers, Scores):
             return self.answers.right(self.classifier.thresholds)
         return self.answers.right
 
     @property
     def guesses(self) -> np.ndarray:
-        """Return the class that each image was given, of a model with one label per image."""
+        """Return the class that each image was given, by a model with one label per image."""
         assert isinstance(self.answers, Answers)
         return self.answers.guesses
 
@@ -85,7 +87,7 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
     if options.resolutions:
         document["resolutions"] = _at_resolutions(source, dataset, split, options)
     if options.corruptions:
-        document["corruptions"] = _under_corruptions(measured, options)
+        document["corruptions"] = _under_corruptions(measured, dataset, options)
     if options.compare:
         other = load(options.compare, device=options.device)
         if name in dataset.carved:
@@ -96,7 +98,7 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
 
 
 def _tell_other_parts(source: str, classifier: Classifier, seed: int, *, calibrate: bool = False) -> None:
-    """Warn of images that are held out here and were not when the model was trained on the same data."""
+    """Warn that images held out here may have been trained on, if the model was trained on the same data."""
     if seed == classifier.seed or not classifier.about.get("recipe"):
         return
     told = (
@@ -110,18 +112,9 @@ def _tell_other_parts(source: str, classifier: Classifier, seed: int, *, calibra
 
 def measure(classifier: Classifier, dataset: Dataset, split: Split, options: EvaluateConfig) -> Measured:
     """Run the classifier over a split, with the data's classes fitted to its own."""
+    _require_same_kind(classifier, dataset)
     rows = torch.from_numpy(alignment.rows_of(dataset.labels, classifier.labels))
-    model, several = classifier.model, dataset.multilabel
-    temperature = classifier.temperature
-    others = None
-    if options.restrict:
-        others = torch.ones(len(classifier.labels), dtype=torch.bool)
-        others[rows] = False
-        others = others.to(classifier.device)
-
-    def compute(images: Tensor, mask: Tensor | None) -> Tensor:
-        logits = model(images, mask).float() / temperature
-        return logits if others is None else logits.masked_fill(others, float("-inf"))
+    several = dataset.multilabel
 
     def aligned(batch: Batch) -> Batch:
         if not several:
@@ -131,10 +124,10 @@ def measure(classifier: Classifier, dataset: Dataset, split: Split, options: Eva
         return replace(batch, targets=wide)
 
     loader, batches = outputs.shown(
-        model,
+        classifier.model,
         split,
         classifier.preprocess.preprocessing,
-        compute,
+        _compute(classifier, dataset, options),
         batch_size=options.batch_size,
         workers=options.workers,
         precision=parallel.precision(options.precision, classifier.device),
@@ -142,6 +135,36 @@ def measure(classifier: Classifier, dataset: Dataset, split: Split, options: Eva
     collect = multilabel.collect if several else answers.collect
     found = collect((aligned(batch), logits) for batch, logits in batches)
     return Measured(classifier, split, found, dict(loader.bad))
+
+
+def _require_same_kind(classifier: Classifier, dataset: Dataset) -> None:
+    """Refuse data with one label per image for a model of several, and the reverse.
+
+    Weights that were not trained here don't say which they are for: the data decides.
+    """
+    told = classifier.multilabel or "recipe" in classifier.about
+    if told and classifier.multilabel != dataset.multilabel:
+        model, data = ("several labels" if each.multilabel else "one label" for each in (classifier, dataset))
+        raise DataError(
+            f"the model was trained on images with {model} each, and the data's have {data}: measure it on "
+            "data of its own kind, or fine-tune it on these"
+        )
+
+
+def _compute(classifier: Classifier, dataset: Dataset, options: EvaluateConfig) -> outputs.Compute:
+    """Return what computes logits at the classifier's temperature; with --restrict, of the data's classes."""
+    model, temperature = classifier.model, classifier.temperature
+    others = None
+    if options.restrict:
+        others = torch.ones(len(classifier.labels), dtype=torch.bool)
+        others[torch.from_numpy(alignment.rows_of(dataset.labels, classifier.labels))] = False
+        others = others.to(classifier.device)
+
+    def compute(images: Tensor, mask: Tensor | None) -> Tensor:
+        logits = model(images, mask).float() / temperature
+        return logits if others is None else logits.masked_fill(others, float("-inf"))
+
+    return compute
 
 
 def figures(measured: Measured, options: EvaluateConfig) -> dict[str, Any]:
@@ -171,11 +194,11 @@ def compare(first: Measured, second: Measured, options: EvaluateConfig) -> dict[
 
 
 def _sealed_file(source: str) -> Path:
-    """Return the file that a calibration is written into."""
+    """Return the sealed file into which a calibration is written."""
     path = Path(source)
     for name in ("", "best.safetensors", "model.safetensors"):
         if (path / name).is_file() and checkpoint.is_sealed(path / name):
-            return (path / name).resolve()  # where it is a link, the file and not the link is replaced
+            return (path / name).resolve()  # if it is a link, the file is replaced, not the link
     raise CheckpointError(
         f"{source} is not a sealed file: `vitreous convert {source} NEW.safetensors --to vitreous`"
     )
@@ -228,7 +251,7 @@ def _is_better(after: dict[str, float], before: dict[str, float]) -> bool:
 
 
 def _change(before: dict[str, float], after: dict[str, float]) -> str:
-    """Say figures before and after."""
+    """Return the figures before and after, in words."""
     words = {"loss": "loss", "ece": "calibration error", "f1": "F1"}
     shown = {name: (lambda value: f"{value:.4f}") if name == "loss" else percent for name in before}
     return ", ".join(
@@ -248,34 +271,35 @@ def _at_resolutions(
 
 
 @torch.inference_mode()
-def _under_corruptions(measured: Measured, options: EvaluateConfig) -> dict[str, Any]:
-    """Return the error under each corruption and their mean; for ImageNet also relative to AlexNet."""
-    classifier, split, transform = measured.classifier, measured.split, measured.classifier.preprocess
-    channels = transform.preprocessing.channels
+def _under_corruptions(measured: Measured, dataset: Dataset, options: EvaluateConfig) -> dict[str, Any]:
+    """Return the error under each corruption and their mean; for ImageNet also relative to AlexNet.
+
+    What is corrupted is the image as it is fitted to the model's size; padding comes afterwards.
+    """
+    classifier, found = measured.classifier, measured.answers
+    compute, transform = _compute(classifier, dataset, options), classifier.preprocess
     precision = parallel.precision(options.precision, classifier.device)
-    targets = measured.answers.targets
-    pixels = [transform.pixels(split.images.read(int(i), channels)) for i in measured.answers.indices]
-    table: dict[str, list[float]] = {}
-    seed = options.seed or 0
-    for name in corruptions.CORRUPTIONS:
-        table[name] = []
-        for severity in range(1, 6):
-            wrong = 0
-            for start in range(0, len(pixels), 64):
+    seed, channels = options.seed or 0, transform.preprocessing.channels
+    wrong = {name: [0] * 5 for name in corruptions.CORRUPTIONS}
+    for start in range(0, len(found), AT_ONCE):
+        rows = slice(start, start + AT_ONCE)
+        images = [transform.fitted(measured.split.read(int(i), channels)) for i in found.indices[rows]]
+        for name, counts in wrong.items():
+            for severity in range(1, 6):
                 some = [
-                    corruptions.corrupt(each, name, severity, seed, start + i)
-                    for i, each in enumerate(pixels[start : start + 64])
+                    classifier.pad(corruptions.corrupt(each, name, severity, seed, start + i))
+                    for i, each in enumerate(images)
                 ]
-                batch = torch.from_numpy(np.stack(some)).permute(0, 3, 1, 2).to(classifier.device)
+                batch = classifier.collate(some)
                 with parallel.autocast(classifier.device, precision):
-                    guess = classifier.model(normalize(batch, transform.preprocessing)).argmax(1)
-                wrong += int((guess.cpu().numpy() != targets[start : start + 64]).sum())
-            table[name].append(wrong / len(pixels))
+                    guess = compute(batch.images, batch.mask).argmax(1)
+                counts[severity - 1] += int((guess.cpu().numpy() != found.targets[rows]).sum())
+    table = {name: [count / len(found) for count in counts] for name, counts in wrong.items()}
     means = {name: float(np.mean(errors)) for name, errors in table.items()}
-    found: dict[str, Any] = {"errors": table, "mean_error": float(np.mean(list(means.values())))}
+    document: dict[str, Any] = {"errors": table, "mean_error": float(np.mean(list(means.values())))}
     if len(classifier.labels) == 1000:
-        found["mce"] = float(np.mean([means[name] / corruptions.ALEXNET[name] for name in means]))
-    return found
+        document["mce"] = float(np.mean([means[name] / corruptions.ALEXNET[name] for name in means]))
+    return document
 
 
 def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -311,7 +335,7 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
         rows.append((f"accuracy from {kept['threshold']:g} on", f"{share} of {percent(kept['coverage'])}"))
     if "calibration" in document:
         fit = document["calibration"]
-        outcome = "written" if fit["written"] else "not written: not all of it gets better"
+        outcome = "written" if fit["written"] else "not written: not all of it improves"
         rows.append(("calibration", f"{_change(fit['before'], fit['after'])} ({outcome})"))
     if "corruptions" in document:
         rows.append(("error under corruptions", percent(document["corruptions"]["mean_error"])))
