@@ -109,6 +109,20 @@ def test_splits_and_several_labels() -> None:
     assert (named.labels, named.multilabel) == (["a", "b"], True)
 
 
+def test_an_array_of_one_number_is_that_class() -> None:
+    """MedMNIST gives `np.array([0])`; for several labels an image may still have a list of one name."""
+    for count in (2, 3):
+        numbers = np.arange(40) % count
+        rows = [(image, np.array([number])) for image, number in zip(GRAYS, numbers, strict=True)]
+        data = opened(rows, carve=False)
+        assert (data.labels, data.multilabel) == ([str(number) for number in range(count)], False)
+        np.testing.assert_array_equal(data.splits["train"].targets, numbers)
+    named = opened([(GRAYS[0], np.array(["cat"])), (GRAYS[1], torch.tensor([1]))], carve=False)
+    assert (named.labels, named.multilabel) == (["1", "cat"], False)
+    several = opened([(GRAYS[0], ["cat"]), (GRAYS[1], ["dog"])], carve=False)
+    assert (several.labels, several.multilabel) == (["cat", "dog"], True)
+
+
 @dataclass
 class ClassLabel:
     names: list[str]
@@ -182,12 +196,12 @@ class Broken(Pictures):
             r"floats from 3 to 247: give pictures before they are normalised",
         ),
         ([(GRAYS[0], 0.5)], r"item 0: its label 0.5 is no class: give a whole number"),
-        ([(GRAYS[0], torch.tensor([2, 0]))], r"its label \[2, 0\] is no yes or no"),
+        ([(GRAYS[0], torch.tensor([2, 0]))], r"its label \[2, 0\] is not a 0 or 1"),
         ([GRAYS[0]], "item 0 has no label: give pairs"),
         ([("a.png", 0)], "a str is no picture"),
         ([{"sound": 1, "label": 0}], "no picture among sound, label: call it 'image'"),
-        ({"odd": Pictures()}, "'odd' is no split of its own: name datasets train, val and test"),
-        ({"val": Pictures(), "valid": Pictures()}, "'valid' is no split of its own"),
+        ({"odd": Pictures()}, "'odd' is not a split of its own: name datasets train, val and test"),
+        ({"val": Pictures(), "valid": Pictures()}, "'valid' is not a split of its own"),
         ({}, "an empty dictionary is no data"),
         (iter([1]), "list_iterator is no data: give a path, a name, or a dataset with a length"),
         (5, "int is no data"),

@@ -16,11 +16,11 @@ from PIL import Image
 
 from tests.data_images import encoded, make_folder, own_cache, picture
 from tests.hostile.shards import shard
-from vitreous.data import content, keep_classes, open_data, opening, typical_size
+from vitreous.data import InMemory, content, keep_classes, open_data, open_pictures, opening, typical_size
 from vitreous.data.holdout import carve, places
 from vitreous.data.images import EncodedImages
 from vitreous.data.store import write_whole
-from vitreous.errors import DataError
+from vitreous.errors import DataError, UnlabelledError
 
 __all__ = ["own_cache"]
 
@@ -246,5 +246,26 @@ def test_classes_are_kept_with_their_images_and_numbered_anew(pairs: Path) -> No
         first = np.flatnonzero(np.isin(whole.targets, (7, 2)))[0]
         assert kept.read(0, 1).tobytes() == whole.read(int(first), 1).tobytes()
     assert len({digits.fingerprint, part.fingerprint, keep_classes(digits, (2, 7)).fingerprint}) == 3
-    with pytest.raises(DataError, match="several labels can't be parted"):
+    with pytest.raises(DataError, match="several labels can't be split by class"):
         keep_classes(open_data(str(pairs)), (0,))
+
+
+def test_only_data_without_labels_is_opened_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+
+    def refuse(name: str, root: Path | None) -> None:
+        tries.append(name)
+        raise DataError(f"{name} can't be downloaded, try {len(tries)}")
+
+    monkeypatch.setattr(opening.named, "open_source", refuse)
+    with pytest.raises(DataError, match="can't be downloaded, try 1"):
+        open_pictures("cifar10")
+    assert tries == ["cifar10"]
+    make_folder(tmp_path / "one", {"cat": 3})
+    make_folder(tmp_path / "flat", {"": 3})
+    for data in (tmp_path / "one", tmp_path / "flat", InMemory(list(np.zeros((3, 4, 4), np.uint8)))):
+        with pytest.raises(UnlabelledError):
+            open_data(data)
+        assert len(open_pictures(data, carve=False).splits["train"]) == 3

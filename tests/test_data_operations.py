@@ -133,6 +133,15 @@ def test_other_channel_counts_are_refused() -> None:
         operations.check_operations(Augment(randaugment=(2, 9)), 13)
 
 
+@pytest.mark.parametrize(
+    ("randaugment", "message"),
+    [((-1, 9), "RandAugment's -1 operations are out of range"), ((2, 31), "magnitude 31 is out of range")],
+)
+def test_randaugment_out_of_range_is_refused(randaugment: tuple[int, int], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        operations.check_operations(Augment(randaugment=randaugment, three_augment=True), 3)
+
+
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
 @pytest.mark.parametrize("size", [(24, 24), (90, 70)])
 def test_batched_crops_equal_pillows(interpolation: str, size: tuple[int, int]) -> None:

@@ -10,6 +10,7 @@ from tests.data_images import encoded, make_folder, own_cache, picture
 from vitreous.data import heif, open_data, pictures
 from vitreous.data.decode import decode
 from vitreous.data.pictures import LeftOut
+from vitreous.data.survey import survey
 from vitreous.errors import DataError
 from vitreous.predict.inputs import find
 
@@ -93,6 +94,22 @@ def test_a_folder_that_cannot_be_opened_is_counted(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "scandir", refuse)
     assert open_data(root, carve=False).left_out == (LeftOut("folders that can't be opened", 1, "c"),)
+
+
+def test_a_link_that_leads_to_itself_is_counted(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "pictures", {"a": 3, "b": 3})
+    for name in ("a/circle", "b/circle.png", "circle"):
+        (root / name).symlink_to(Path(name).name)
+    data = open_data(root, carve=False)
+    assert data.left_out == (LeftOut("links that can't be followed", 3, "circle"),)
+    assert tuple(survey(data).left_out) == data.left_out and len(data.splits["train"]) == 6
+    tally = pictures.Tally()
+    assert len(list(find([str(root)], tally=tally))) == 6
+    assert [(row.reason, row.count) for row in tally.found()] == [("links that can't be followed", 3)]
+    (tmp_path / "split").mkdir()
+    (tmp_path / "split" / "train").symlink_to(root)
+    (tmp_path / "split" / "circle").symlink_to("circle")
+    assert len(open_data(tmp_path / "split", carve=False).splits["train"]) == 6
 
 
 def test_nothing_left_out_is_nothing_said(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_what_is_out_of_range_is_refused(split: Split, name: str, value: float) 
 
 @pytest.mark.parametrize("scale", [(0.9, 0.1), (0.0, 0.5), (0.5, 1.1), (-0.1, 0.5)])
 def test_a_crop_is_a_part_of_an_image(split: Split, scale: tuple[float, float]) -> None:
-    with pytest.raises(DataError, match="is no part of an image: give 0 < from <= to <= 1"):
+    with pytest.raises(DataError, match="is out of range: give 0 < from <= to <= 1"):
         load(split, replace(STILL, crop_scale=scale))
     with pytest.raises(DataError, match="repeats 0 is out of range"):
         load(split, replace(STILL, repeats=0))

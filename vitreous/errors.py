@@ -27,12 +27,16 @@ class DataError(VitreousError):
     """Images or labels that can't be used."""
 
 
+class UnlabelledError(DataError):
+    """Images that have no labels, where labels are needed."""
+
+
 class OptionError(VitreousError, ValueError):
     """An option whose value is not allowed, or does not fit the others."""
 
 
 class ResumeError(VitreousError):
-    """A run folder that is in use, was started otherwise, or can't be written or gone on with."""
+    """A run folder that is in use, was started with other options, or can't be written or continued."""
 
 
 class DiskFullError(ResumeError):
@@ -44,7 +48,7 @@ class TrainingError(VitreousError):
 
 
 class CallbackError(VitreousError):
-    """A function of the caller's, which a run calls with its figures, that raised an error."""
+    """A function of the caller's, called by a run with its figures, that raised an error."""
 
 
 class MissingDependencyError(VitreousError):

@@ -1,8 +1,8 @@
-"""Whether two pictures show the same after one was cropped, mirrored, brightened or encoded anew: by pixels.
+"""Whether one picture is a copy of another that was cropped, mirrored, brightened or encoded anew.
 
-Gray and small, they are correlated while the edges of one are moved inwards for as long as that helps. It
-takes milliseconds a pair: for pairs that something cheaper proposes. `near` compares whole pictures with all
-others.
+Both are reduced to small gray images and correlated, while the edges of one are moved inwards as long as that
+helps. A pair takes milliseconds, so something cheaper has to propose the pairs. `near` compares whole
+pictures with all others.
 """
 
 from itertools import product
@@ -11,21 +11,21 @@ import numpy as np
 from PIL import Image
 
 STORED = 128
-"""Pixels of a side that are kept of a picture."""
+"""Pixels along each side of what is kept of a picture."""
 FINE = 32
-"""Pixels of a side that are compared."""
+"""Pixels along each side of what is compared."""
 SMALLEST = 32
 """A picture with a shorter side than this is compared whole: moving its edges would only blur it."""
 STEPS = (0.06, 0.03, 0.015, 0.0075)
-"""By how much of the side an edge is moved: coarsely first."""
+"""Fractions of the side by which an edge is moved, coarse to fine."""
 DEEPEST = 0.15
-"""The largest part that is cut off at an edge."""
+"""The largest fraction of the side that is cut off at an edge."""
 HOPELESS = 0.4, 0.5
-"""Correlations that whole pictures, and then the coarsest steps, must reach; cropped by 8 % they had 0.67."""
+"""Correlations to reach with whole pictures, and after the coarsest steps; copies cropped by 8 % had 0.67."""
 LEAST = 0.985
-"""Correlation of copies. Of 180 planted among 1,860 photographs (JPEG quality 50 at 0.6 of the size, cropped
-by up to 8 % at each edge, mirrored, brightened by 15 %) all had 0.99 or more; different pictures 0.972 at
-most."""
+"""Correlation from which on two pictures count as copies. 180 copies planted among 1,860 photographs (JPEG
+quality 50 at 0.6 of the size, cropped by up to 8 % at each edge, mirrored, brightened by 15 %) all had 0.99
+or more; different pictures 0.972 at most."""
 
 
 class Gray:
@@ -43,8 +43,8 @@ class Gray:
         return other
 
     def vector(self, edges: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)) -> np.ndarray:
-        """Return the picture within these edges (left, top, right, bottom: parts cut off), of mean 0 and
-        length 1; zeros for one without contrast."""
+        """Return the picture within these edges (left, top, right, bottom: fractions cut off), as a vector of
+        mean 0 and length 1; shorter, down to zeros, where there is next to no contrast."""
         left, top, right, bottom = (STORED * edge for edge in edges)
         box = (left, top, STORED - right, STORED - bottom)
         pixels = np.asarray(self.image.resize((FINE, FINE), Image.Resampling.BILINEAR, box=box), np.float32)
@@ -55,7 +55,7 @@ class Gray:
 
 
 def likeness(first: Gray, second: Gray, *, mirror: bool = True) -> float:
-    """Return the best correlation of two pictures, one of them cropped; mirrored too, where allowed."""
+    """Return the best correlation of two pictures when either is cropped and, if `mirror`, mirrored."""
     best = -1.0
     for other in (second, second.mirrored()) if mirror else (second,):
         best = max(best, _cropped(first, other.vector()), _cropped(other, first.vector()))
@@ -65,7 +65,7 @@ def likeness(first: Gray, second: Gray, *, mirror: bool = True) -> float:
 
 
 def _cropped(whole: Gray, part: np.ndarray) -> float:
-    """Return the best correlation of a part of a picture with another, climbing edge by edge."""
+    """Return the best correlation of any crop of `whole` with `part`: hill climbing, edge by edge."""
     edges = (0.0, 0.0, 0.0, 0.0)
     best = float(whole.vector(edges) @ part)
     if not whole.movable or best < HOPELESS[0]:

@@ -49,8 +49,8 @@ PRESETS: dict[str, Augment] = {
     ),
 }
 CUT_FROM = 16
-"""A picture that would be scaled to more than so many times the model's area is cut before it is scaled.
-Ordinary ones are scaled whole, as other libraries do, to the last bit."""
+"""A picture that would be scaled to more than this many times the model's area is cropped before that. Others
+are scaled whole, bit for bit as in other libraries."""
 SMALL = 1 << 15
 TINY = 64
 TINY_CROP = (0.5, 1.0)
@@ -86,7 +86,7 @@ def resolve(
     """
     if isinstance(augment, str):
         augment = preset(augment, mirror=mirror, tiny=min(size) < TINY)
-        if channels not in (1, 3):  # a preset fits what it is given to; an explicit wish is refused below
+        if channels not in (1, 3):  # a preset adapts; explicit settings are refused below
             augment = replace(augment, randaugment=(0, 0))
     if resize == "pad":
         augment = replace(augment, crop_scale=None)
@@ -96,7 +96,7 @@ def resolve(
 
 
 def _check_ranges(augment: Augment) -> None:
-    """Refuse probabilities and parts beyond 0 to 1, and strengths below 0."""
+    """Refuse probabilities and fractions outside 0 to 1, and strengths below 0."""
     for name in ("flip", "erase", "mix_probability", "unmixed"):
         if not 0.0 <= getattr(augment, name) <= 1.0:
             raise DataError(f"{name} {getattr(augment, name)} is out of range: give a number from 0 to 1")
@@ -104,7 +104,7 @@ def _check_ranges(augment: Augment) -> None:
         raise DataError(f"repeats {augment.repeats} is out of range: give 1 (none) or more")
     low, high = augment.crop_scale or (1.0, 1.0)
     if not 0.0 < low <= high <= 1.0:
-        raise DataError(f"crop_scale {low} {high} is no part of an image: give 0 < from <= to <= 1")
+        raise DataError(f"crop_scale {low} {high} is out of range: give 0 < from <= to <= 1")
     for name in ("color_jitter", "mixup", "cutmix", "geometry", "color"):
         if not getattr(augment, name) >= 0.0:
             raise DataError(f"{name} {getattr(augment, name)} is out of range: give 0 (none) or more")
@@ -164,7 +164,7 @@ class Draws:
 
     @property
     def hashed(self) -> Tensor:
-        """The words of the images' keys, int64 (B,): what draws on the device go on from."""
+        """The words of the images' keys, int64 (B,), from which draws on the device continue."""
         return torch.from_numpy(np.broadcast_to(order.words(*self.keys), len(self.keys[2])).astype(np.int64))
 
     def boxes(self, heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
@@ -190,7 +190,7 @@ def normalize(images: Tensor, preprocessing: Preprocessing) -> Tensor:
 def _scale_and_shift(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return what pixels are multiplied by and what is taken away then, each (C, 1, 1)."""
+    """Return the factor for pixels and what is subtracted afterwards, each (C, 1, 1)."""
     centre, spread = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
     scale, shift = (1 / (255 * spread)).float(), (centre / spread).float()
     return scale.to(device)[:, None, None], shift.to(device)[:, None, None]
@@ -199,8 +199,8 @@ def _scale_and_shift(
 class EvaluationTransform:
     """From a decoded image to the model's input, without any randomness.
 
-    Equals timm's and torchvision's, by Pillow. Hugging Face's too, but where an odd margin is cropped its
-    crop may lie one pixel further up or left (docs/weights.md).
+    With Pillow, it equals timm's and torchvision's. It also equals Hugging Face's, except that its crop of an
+    odd margin may lie one pixel further up or left (docs/weights.md).
     """
 
     def __init__(self, preprocessing: Preprocessing, patch_size: tuple[int, int] = (16, 16)) -> None:
@@ -215,15 +215,15 @@ class EvaluationTransform:
         return normalize(torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None], self.preprocessing)[0]
 
     def pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """Return the uint8 pixels that the model will see, (H, W, C); what remains is to normalise them."""
+        """Return the uint8 pixels that the model will see, (H, W, C), not yet normalised."""
         return self.padded(self.fitted(image))
 
     def fitted(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        """Return the image scaled and cropped, uint8 (h, w, C), smaller than the model's size only before
-        padding."""
+        """Return the image scaled and cropped, uint8 (h, w, C); smaller than the model's size only if it is
+        still to be padded."""
         planes = [self._fit(plane) for plane in self._planes(image)]
         pixels = planes[0] if len(planes) == 1 else np.concatenate(planes, axis=2)
-        # Pillow's are read-only, of which torch would warn
+        # Pillow's arrays are read-only, and torch would warn about that
         return np.require(pixels, requirements=["C", "W"])
 
     def padded(self, pixels: np.ndarray) -> np.ndarray:
@@ -262,15 +262,15 @@ class EvaluationTransform:
             image = _scaled_centre(image, scaled, (height, width), method)
         elif scaled != (image.height, image.width):
             image = image.resize((scaled[1], scaled[0]), method)
-        pixels = np.array(image)  # a copy: torch wants memory that could be written
+        pixels = np.array(image)  # a copy: torch wants writable memory
         pixels = pixels[..., None] if pixels.ndim == 2 else pixels
         if self.preprocessing.resize == "pad":
             return pixels
         return _centre_crop(pixels, height, width)
 
     def cuts_first(self, scaled: tuple[int, int]) -> bool:
-        """Tell whether an image that is scaled to this size is so long that it is cut before: else a few
-        bytes could ask for gigabytes."""
+        """Tell whether to crop before scaling to this size, because it is so large that a few bytes could ask
+        for gigabytes."""
         target = self.preprocessing.resize_size or self.preprocessing.image_size
         return scaled[0] * scaled[1] > CUT_FROM * max(
             math.prod(target), math.prod(self.preprocessing.image_size)
@@ -298,7 +298,7 @@ class EvaluationTransform:
         return round(height / ratio), round(width / ratio)
 
     def mask(self, height: int, width: int) -> np.ndarray:
-        """Return which patches hold some of an image that was fitted to that size, bool (N,), row by row."""
+        """Return which patches hold any part of an image fitted to this size, bool (N,), row by row."""
         (H, W), (p, q), used = self.preprocessing.image_size, self.patch_size, (height, width)
         rows, columns = np.arange(H // p) * p < used[0], np.arange(W // q) * q < used[1]
         return (rows[:, None] & columns[None, :]).reshape(-1)
@@ -326,8 +326,8 @@ def _scaled_centre(
 
 
 def _centre_part(side: int, scaled: int, shown: int) -> tuple[int, int, float]:
-    """Return the pixels, from and to, that the shown centre of a scaled side is made of, and where in them it
-    begins; a filter looks three pixels, or scaled ones, beyond."""
+    """Return the source pixels (from, to) that the shown centre of a scaled side is made of, and where in
+    them it begins; filters reach three pixels beyond, source or scaled ones, whichever are larger."""
     ratio = side / scaled
     start = max(0, round((scaled - shown) / 2.0)) * ratio
     margin = math.ceil(3 * max(1.0, ratio)) + 1

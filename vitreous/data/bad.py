@@ -1,7 +1,7 @@
-"""Files that can't be read: few of them are named and left out, more than one in a hundred stop a training.
+"""Files that can't be read: a few are named and left out, more than one in a hundred stop training.
 
-`check` and the start of a training ask the same function, `stops`; its rule is `refusal`, which the loader
-asks too, on its way. No file is ever changed.
+`check` and the start of training share one function, `stops`; its rule is `refusal`, which the loader also
+applies while it reads. No file is ever changed.
 """
 
 import math
@@ -26,7 +26,7 @@ SAMPLE = 5_000
 SECONDS = 5.0
 LISTED = 10
 DEVIATIONS = 3.0
-"""A sample must show too many bad files beyond chance: by so many standard deviations."""
+"""How many standard deviations above the limit the bad files of a sample must be, to rule out chance."""
 
 
 class BadFile(NamedTuple):
@@ -41,17 +41,17 @@ class BadFile(NamedTuple):
 
 
 class Screening(NamedTuple):
-    """What a look at a data set's images found."""
+    """What decoding a data set's images found."""
 
     bad: list[BadFile]
     read: int
     """Images that were decoded."""
     total: int
-    """Images that there are."""
+    """Images in all."""
 
 
 class Looked(NamedTuple):
-    """What a look at the images of each split found."""
+    """What decoding the images of each split found."""
 
     bad: dict[str, dict[int, str]]
     """Images that can't be read, by number, and why."""
@@ -60,7 +60,7 @@ class Looked(NamedTuple):
 
 
 def require_readable(dataset: Dataset) -> list[BadFile]:
-    """Raise a DataError where too many of a data set's images can't be read; return the few that can't.
+    """Raise a DataError if too many of a data set's images can't be read; else return the few that can't.
 
     It takes a few seconds at most: where there are many images, a sample of them is decoded.
     """
@@ -71,7 +71,7 @@ def require_readable(dataset: Dataset) -> list[BadFile]:
 
 
 def stops(dataset: Dataset, looked: Looked) -> str | None:
-    """Return why a training on these splits can't go on, or would be stopped by its loader; or None."""
+    """Return why training on these splits can't start, or would be stopped by its loader; else None."""
     train = dataset.splits.get("train")
     if train is None or not len(train):
         return f"there is no training split, only {', '.join(dataset.splits)}: name a folder train"
@@ -100,7 +100,7 @@ def _files(dataset: Dataset, bad: Mapping[str, Mapping[int, str]]) -> list[BadFi
 
 
 def noted(dataset: Dataset, bad: Sequence[BadFile]) -> dict[str, str]:
-    """Return what a run writes down of its data, name → text: its splits, and what has no part in it."""
+    """Return what a run records about its data, name → text: its splits, and what was left out."""
     splits = [
         f"{len(split):,} {name}{' (held out)' if name in dataset.carved else ''}"
         for name, split in dataset.splits.items()
@@ -114,7 +114,7 @@ def noted(dataset: Dataset, bad: Sequence[BadFile]) -> dict[str, str]:
 
 
 def nothing_to_learn(split: Split) -> str | None:
-    """Return why the images of a split teach no classes: they are of one class or copies of one; or None."""
+    """Return why a split teaches no classes (all images are of one class, or copies of one), else None."""
     if split.targets.ndim == 1 and len(np.unique(split.targets)) < 2:
         return f"all {len(split):,} training images are of one class: two are needed"
     if len(split) > 1 and (split.digests == split.digests[0]).all():
@@ -125,7 +125,7 @@ def nothing_to_learn(split: Split) -> str | None:
 def refusal(bad: Sequence[str], read: int, total: int, what: str = "images") -> str | None:
     """Return why images with these bad files (each as `file: reason`) are not trained on, or None.
 
-    `read` of `total` images were decoded. Where that is a part, the bad ones must be too many beyond chance.
+    `read` of `total` images were decoded. If that is only a part, the excess must be beyond chance.
     """
     allowed = LIMIT * read
     if read < total:
@@ -147,9 +147,9 @@ def screen(dataset: Dataset, *, sample: int = SAMPLE, seconds: float = SECONDS) 
 
 
 def look(dataset: Dataset, *, sample: int = SAMPLE, seconds: float = SECONDS) -> Looked:
-    """Decode images of a data set fully, in threads: `sample` of them at most, for so many seconds.
+    """Decode images of a data set fully, in threads: at most `sample` of them, for at most `seconds`.
 
-    The sample is evenly spaced, and so is what was read of it when the time is up.
+    The sample is evenly spaced, and so is the part of it that was read when time runs out.
     """
     splits = list(dataset.splits.items())
     ends = np.cumsum([len(split) for _, split in splits])
@@ -179,7 +179,7 @@ def look(dataset: Dataset, *, sample: int = SAMPLE, seconds: float = SECONDS) ->
 
 
 def unreadable(split: Split, index: int) -> str | None:
-    """Return why an image can't be read, or None. It is decoded fully: a header check passes half a JPEG."""
+    """Return why an image can't be read, or None. It is decoded fully: a header check accepts half a JPEG."""
     try:
         split.read(index)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""What a loader gives to a model: a batch, which knows how to take a part of itself."""
+"""What a loader gives to a model: a batch, which can be cut into parts."""
 
 from dataclasses import dataclass
 
@@ -19,16 +19,16 @@ class Batch:
     mask: Tensor | None = None
     """bool (V·B, N): patches that are not padding, where images keep their aspect."""
     views: int = 1
-    """V: how often each image is there, differently augmented."""
+    """V: how many differently augmented views there are of each image."""
     words: Tensor | None = None
     """int64 (V·B,), on the device: a word for each image and view, the hash of (seed, epoch, image, copy).
-    What a task draws, it draws from these: the same on any rank, and when a run goes on."""
+    A task takes its draws from these, so they are the same on any rank and in a resumed run."""
     small: Tensor | None = None
-    """float32 (S·B, C, h, w), on the device: the small crops, where a task asks for such views too."""
+    """float32 (S·B, C, h, w), on the device: the small crops, if the task asks for such views."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those that are on the device."""
+        """The tensors that are on the device."""
         found = (self.images, self.targets, self.mask, self.words, self.small)
         return [each for each in found if each is not None]
 

@@ -4,9 +4,9 @@ Each writing process appends to a segment of its own: pixels first, then a check
 size. A writer that is killed leaves at worst some pixels that no entry points to. Nothing is ever changed in
 place.
 
-`files.atomic` is not used: a segment grows by an image at a time, so there is no whole file to move into its
-place, and a forced write for each image would cost more than decoding it. Checksums find what a power cut
-took."""
+`files.atomic` is not used: a segment grows by one image at a time, so there is no whole file to move into
+place, and forcing each image to disk would cost more than decoding it. Checksums detect what a power cut
+lost."""
 
 import contextlib
 import mmap
@@ -84,7 +84,7 @@ class ImageCache:
         """Learn what other processes have added."""
         self._own()
         self._refreshed = time.monotonic()
-        for index in sorted(self.folder.glob("*.index"), key=_age):  # of two entries the newer one holds
+        for index in sorted(self.folder.glob("*.index"), key=_age):  # of two entries the newer one wins
             self._read_index(index)
         self._total = _total(self.root)
         if self.limit is None:
@@ -149,7 +149,7 @@ class ImageCache:
         return mapped if len(mapped) >= end else None
 
     def put(self, key: bytes, pixels: np.ndarray) -> bool:
-        """Add pixels (H, W, C); return False, and go on without, where there is no room."""
+        """Add pixels (H, W, C); return False if there is no room, or they are there already."""
         self._own()
         if not self.writable or key in self._entries:
             return False
@@ -165,7 +165,7 @@ class ImageCache:
             _write_all(file, flat.data)
             head = ENTRY.pack(MAGIC, key, place, *data.shape, checksum, 0)[:-4]
             _write_all(index, memoryview(head + zlib.crc32(head).to_bytes(4, "little")))
-        except OSError:  # the disk is full or may not be written: what is there stays usable
+        except OSError:  # the disk is full or read-only: what is there stays usable
             self.writable = False
             self.close()
             return False
@@ -194,8 +194,7 @@ class ImageCache:
             mapped.madvise(mmap.MADV_DONTNEED)
 
     def make_room(self, keys: Iterable[bytes], bytes_each: int) -> None:
-        """Before a run: remove the segments that were longest unused, as far as its images need their
-        room."""
+        """Before a run: remove the least recently used segments until its images have room."""
         self.refresh()
         wanted = set(keys)
         needed = sum(key not in self._entries for key in wanted) * bytes_each

@@ -1,4 +1,4 @@
-"""`vitreous check`: tell what is wrong with a data set, before an hour of training does."""
+"""`vitreous check`: report what is wrong with a data set, before an hour of training does."""
 
 from contextlib import closing
 
@@ -12,15 +12,15 @@ from vitreous.errors import DataError
 
 IMBALANCED = 10.0
 MANY_CUT = 0.1
-"""From this share of the images on, a hint about what a crop cuts away is due."""
+"""Share of the images from which on a hint about what a crop cuts away is shown."""
 SHOWN_CLASSES = 12
 
 
 def run(
     spec: str, *, json: bool, grid_file: str | None, pack_folder: str | None, data_root: str | None
 ) -> None:
-    """Survey the data, show the report, and where asked draw the grid and write the shards; raise a
-    DataError if training could not go on."""
+    """Survey the data, show the report, and if asked draw the grid and write the shards; raise a DataError if
+    training could not start."""
     data = open_data(spec, data_root=data_root, carve=False)
     total = sum(len(split) for split in data.splits.values())
     with closing(console.ProgressBar(total, what="image")) as bar:

@@ -17,7 +17,7 @@ from vitreous.files import cache_root
 
 SIZE = 16
 REMEMBER_FROM = 256
-"""Fewer files are hashed again faster than it is worth a file."""
+"""With fewer files than this, hashing them again costs less than keeping their hashes in a file."""
 ALONE = 1 << 14
 """Bytes of pixels below which an image is hashed faster than it is handed to another thread."""
 
@@ -33,7 +33,7 @@ def digests(images: Images) -> np.ndarray:
         numbers = range(len(images))
         if images.pixels[:1].nbytes < ALONE:
             return _rows([digest(images.data(i)) for i in numbers])
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing lets go of the interpreter
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing releases the GIL
             return _rows(list(pool.map(lambda i: digest(images.data(i)), numbers, chunksize=64)))
     keys = _keys(images)
     known = _remembered(images) if len(images) >= REMEMBER_FROM else {}

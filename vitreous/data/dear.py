@@ -1,7 +1,7 @@
-"""Pictures that may take seconds to decode: each in a process of its own, with a limit of time and memory.
+"""Dear pictures, which may take seconds to decode: each in its own process, with limits on time and memory.
 
-What is cheap never gets here and pays nothing. Limits on what a header may ask for are in `headers`; this is
-for what is allowed and still takes long, and for decoders that do not end.
+Cheap ones never get here and pay nothing. Limits on what a header may ask for are in `headers`; this is for
+what is allowed and still takes long, and for decoders that do not end.
 """
 
 import os
@@ -16,9 +16,9 @@ from vitreous.data.headers import FACTORS, SCAN_FACTOR, count_scans
 from vitreous.errors import DataError
 
 DEAR_WORK = 60_000_000
-"""Units of work (a pixel of a plain JPEG, about 20 ns) beyond which a picture is dear: some 1.2 s."""
+"""Units of work (a pixel of a plain JPEG, about 20 ns) beyond which a picture is dear: about 1.2 s."""
 SECONDS = 60.0
-"""What a dear picture may take; the dearest that are allowed take 10 s on one core."""
+"""Time limit of a dear picture; the dearest that `headers` allows take 10 s on one core."""
 MEMORY = (256 << 20) + 40 * 80_000_000
 MOST_PIXELS = 4 * 80_000_000
 """Bytes of the largest picture, decoded."""
@@ -27,11 +27,11 @@ _starting = threading.Lock()
 
 
 def is_dear(image: Image.Image, data: bytes) -> bool:
-    """Say from its header whether a picture may take long to decode; without `fork` none can be ended."""
+    """Judge by its header whether a picture may take long to decode; without `fork` none can be ended."""
     if not hasattr(os, "fork"):
         return False
     pixels = image.width * image.height
-    if pixels * FACTORS["BMP, run lengths"] <= DEAR_WORK:  # the dearest: most pictures are asked no more
+    if pixels * FACTORS["BMP, run lengths"] <= DEAR_WORK:  # the dearest factor: most pictures end here
         return False
     if image.format in ("JPEG", "MPO"):
         return pixels * (1 + SCAN_FACTOR * count_scans(data)) > DEAR_WORK
@@ -43,8 +43,8 @@ def is_dear(image: Image.Image, data: bytes) -> bool:
 
 
 def in_process(decode: Callable[[], Image.Image]) -> Image.Image:
-    """Return what a function decodes, which is called in a process that ends with it."""
-    Image.init()  # before there is a fork: another thread may hold the lock of an import
+    """Call a decoding function in a process of its own, which then ends; return the image."""
+    Image.init()  # before the fork: in the child, another thread's import lock would stay held
     with _starting:
         workers = Workers(lambda _: [np.asarray(decode())], MEMORY, niceness=0, most=MOST_PIXELS)
     try:

@@ -25,12 +25,12 @@ SUFFIXES = frozenset(
 )
 JPEGS = ("JPEG", "MPO")
 MAX_PIXELS = 80_000_000
-"""An 80-megapixel image takes 240 MB decoded; Pillow's own limit of 89 would only warn."""
+"""An 80-megapixel image takes 240 MB decoded; Pillow's own limit of 89 megapixels would only warn."""
 MAX_BYTES = 1 << 30
 STRIP = 1 << 20
 """Pixels that are converted at a time."""
 MAX_ASPECT = 100
-"""How many times one side may be the other: of a longer picture a model would see less than a hundredth."""
+"""Long side over short side, at most: of a longer picture a model would see less than a hundredth."""
 
 # Our own limit is lower and is an error; Pillow's warning would be a second, vaguer line about the same file.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -62,13 +62,13 @@ def decode(
 ) -> Image.Image:
     """Decode one image fully: upright (EXIF), 8 bits, gray (1 channel), RGB (3) or RGBA (4).
 
-    What may take long is decoded in a process that is ended after a minute; not if this is one (`guarded`).
+    What may take long is decoded in a process that is ended after a minute; `guarded`: this is one already.
     With `shortest`, a JPEG may be decoded at a half, a quarter or an eighth of its size, as long as its
     shorter side keeps that many pixels: several times faster for photographs.
     """
     if channels not in MODES:
         raise DataError(
-            f"{channels} channels can't be read from an image file: 1, 3 or 4, or an .npz of arrays"
+            f"{channels} channels can't be read from an image file: use 1, 3 or 4, or an .npz of arrays"
         )
     if not isinstance(source, bytes):
         name = name or str(source)
@@ -90,7 +90,7 @@ def _load(image: Image.Image, channels: int) -> Image.Image:
         return to_channels(upright(image), channels)
     except DataError:
         raise
-    except Exception as error:  # hostile bytes: whatever the decoder raises, this file is what is wrong
+    except Exception as error:  # hostile bytes: whatever the decoder raises, the file is at fault
         raise DataError(_reason(error)) from None
 
 
@@ -141,7 +141,7 @@ def read_file(path: str | Path) -> bytes:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in a path
-        raise DataError(f"{str(path)!r}: no path of a file: {error}") from None
+        raise DataError(f"{str(path)!r}: not a file path: {error}") from None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
@@ -157,7 +157,7 @@ def draft_size(size: tuple[int, int], shortest: int) -> tuple[int, int]:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Turn an image the way that its EXIF orientation says; a broken EXIF block says nothing."""
+    """Turn an image upright by its EXIF orientation; a broken EXIF block is ignored."""
     method = TRANSPOSES.get(orientation(image))
     return image if method is None else image.transpose(method)
 
@@ -179,7 +179,7 @@ def orientation(image: Image.Image) -> int:
 
 
 def to_channels(image: Image.Image, channels: int) -> Image.Image:
-    """Convert any mode to gray, RGB or RGBA; transparent pixels are seen on white, as a viewer shows them."""
+    """Convert any mode to gray, RGB or RGBA; transparent pixels are put on white, as viewers show them."""
     mode = image.mode
     if mode == MODES[channels]:
         return image
@@ -194,7 +194,7 @@ def to_channels(image: Image.Image, channels: int) -> Image.Image:
 
 
 def _on_white(image: Image.Image, mode: str) -> Image.Image:
-    """Return an RGBA image as it is seen on white, made in strips: whole it would be held four times."""
+    """Return an RGBA image on white, made in strips: as a whole it would be in memory four times."""
     result = Image.new(mode, image.size)
     rows = max(1, STRIP // image.width)
     for top in range(0, image.height, rows):
@@ -211,7 +211,7 @@ def _from_16_bits(image: Image.Image) -> Image.Image:
         raise DataError("32-bit integer pixels have no known range: save it as 8 or 16 bits, or as an .npz")
     scaled = np.empty(pixels.shape, np.uint8)
     rows = max(1, STRIP // image.width)
-    for top in range(0, image.height, rows):  # whole it would be held in four bytes several times
+    for top in range(0, image.height, rows):  # in strips: as a whole it would be held several times
         part = pixels[top : top + rows].astype(np.uint32)
         scaled[top : top + rows] = (part + 128) // 257
     return Image.fromarray(scaled)

@@ -1,7 +1,6 @@
-"""Open shards, shared by the threads of a process: at most so many at a time, closed with their owner.
+"""Open shards, shared by the threads of a process: at most `limit` at a time, closed with their owner.
 
-Never keeps a position: bytes are read from where the caller says (`pread`), so threads don't disturb each
-other.
+No file position is kept: bytes are read at the caller's offset (`pread`), so threads don't interfere.
 """
 
 import os

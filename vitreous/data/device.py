@@ -77,7 +77,7 @@ class DeviceLoader:
         ]
         self.batch_augment = self.augments[0]
         compiled = self.device.type == "cuda" if compiled is None else compiled
-        if compiled:  # what was compiled for one number of images serves any other: the next run finds it
+        if compiled:  # code compiled for one number of images serves any other: the next run finds it cached
             for tensor in (*vars(self.store).values(), self.labels):
                 if isinstance(tensor, Tensor):
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
@@ -115,9 +115,9 @@ class DeviceLoader:
     def _views(
         self, epoch: int, kind: int, indices: np.ndarray, copies: np.ndarray
     ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], Tensor]]:
-        """Yield the images of each batch's views of one kind, their draws, and the words of these.
+        """Yield, for each batch, the images of its views of one kind, their draws, and their keys' words.
 
-        Draws are made for many batches at a time: a few dozen launches serve them all."""
+        Draws are made for many batches at a time: a few dozen kernel launches serve them all."""
         batches = [self.shown[kind].rows(i, c) for i, c in zip(indices, copies, strict=True)]
         plan = self._moved(np.stack([np.stack(column) for column in zip(*batches, strict=True)]))
         augment = self.augments[kind]
@@ -155,8 +155,8 @@ class DeviceLoader:
         return indices, copies
 
     def _substitute(self, epoch: int, position: int) -> tuple[int, int]:
-        """Return the image that takes an unreadable one's place, as `Pipeline` chooses it, and what its copy
-        number grows by."""
+        """Return the image that takes an unreadable one's place, as `Pipeline` chooses it, and what to add to
+        its copy number."""
         for attempt in range(ATTEMPTS - 1):
             drawn = words(self.order.seed, epoch, REPLACE, position, attempt)
             index = int(drawn % np.uint64(self.order.count))

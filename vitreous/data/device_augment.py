@@ -1,11 +1,11 @@
 """All of a training batch's augmentation as one function of device tensors, for `torch.compile` or a CUDA
-graph; the words that it draws from are made before.
+graph; the words that it draws from are made beforehand.
 
-Its shapes are known beforehand and nothing in it waits for the device. Images and targets are those that
-`pipeline` and `loader` make on the host, up to the rounding of resampled pixels.
+Its shapes are known in advance and nothing in it waits for the device. Images and targets are those that
+`pipeline` and `host` make on the host, up to the rounding of resampled pixels.
 
-B batch, C channels, H and W the model's size. R rows: the rank's own B images, then partners that other ranks
-own and that some of them are mixed with.
+B batch, C channels, H and W the model's size. R rows: the rank's own B images, then other ranks' images that
+some of them are mixed with.
 """
 
 import torch
@@ -36,7 +36,7 @@ class BatchAugment(nn.Module):
     mixup: Tensor
     cutmix: Tensor
     mixed: Tensor
-    """Whether images are mixed: a number on the device, so that nothing is compiled or recorded again."""
+    """Whether images are mixed: a number on the device, so that a change recompiles or records nothing."""
 
     def __init__(self, augment: Augment, preprocessing: Preprocessing, classes: int, seed: int = 0) -> None:
         """`classes` is the length of a mixed target."""
@@ -125,7 +125,7 @@ class BatchAugment(nn.Module):
         return mixed, soft[partner] + own.float()[:, None] * (soft[:count] - soft[partner])
 
     def _soft(self, targets: Tensor) -> Tensor:
-        """Return targets as float32 (R, K). torch's `one_hot` would look at the values, and so wait."""
+        """Return targets as float32 (R, K). torch's `one_hot` would read the values, and so wait."""
         if targets.ndim == 2:
             return targets
         return (targets[:, None] == torch.arange(self.classes, device=targets.device)).float()
@@ -148,7 +148,7 @@ def draw_counts(augment: Augment) -> dict[int, int]:
 def crop_resize(
     images: Tensor, boxes: Tensor, flip: Tensor, size: tuple[int, int], interpolation: str
 ) -> Tensor:
-    """Do as `resample.crop_resize`, with boxes and mirroring that are on the device."""
+    """Crop and resize as `resample.crop_resize` does, with boxes and flips that are on the device."""
     across = weights(boxes[:, 1], boxes[:, 3], images.shape[3], size[1], interpolation)  # (B, w, W)
     down = weights(boxes[:, 0], boxes[:, 2], images.shape[2], size[0], interpolation)  # (B, h, H)
     across = torch.where(flip[:, None, None], across.flip(1), across)

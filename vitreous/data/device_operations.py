@@ -1,8 +1,8 @@
 """RandAugment, 3-Augment and colour jitter on a whole batch, every image with its own operation and strength.
 
-The operations are those of `operations` (torchvision's kernels for tensors), the draws too. What differs is
-that no image is picked out: geometric ones are one lookup of pixels, pointwise ones one table of 256 levels
-per image and channel, so a batch takes a fixed number of tensor operations, whatever was drawn.
+Operations and draws are those of `operations` (torchvision's kernels for tensors). The difference is that no
+image is handled separately: geometric operations are one lookup of pixels, pointwise ones a table of 256
+levels per image and channel, so a batch takes a fixed number of tensor operations, whatever was drawn.
 
 B batch, C channels (1 or 3), H and W the size. Images are uint8 (B, C, H, W).
 """
@@ -17,7 +17,7 @@ from vitreous.config import Augment
 from vitreous.data.operations import NAMES, RANDAUGMENT, STEPS
 
 BLUR_RADIUS = 4
-"""Of the strongest blur: ceil(2 * sigma), sigma up to 2."""
+"""Radius of the strongest blur: ceil(2 * sigma), sigma up to 2."""
 
 
 def strengths(magnitude: int) -> Tensor:
@@ -67,8 +67,8 @@ def _is(number: Tensor, name: str) -> Tensor:
 
 
 def _inverses(number: Tensor, s: Tensor, height: int, width: int) -> Tensor:
-    """Return float32 (B, 2, 3): where in the source a target pixel comes from, in halves of the image from
-    its centre; the identity where the operation moves nothing."""
+    """Return float32 (B, 2, 3): where in the source a target pixel comes from, measured from the centre in
+    halves of the image; the identity where the operation moves nothing."""
     zero, one = torch.zeros_like(s), torch.ones_like(s)
     angle = torch.where(_is(number, "Rotate"), s * (math.pi / 180), zero)
     cos, sin = angle.cos(), angle.sin()
@@ -137,7 +137,7 @@ def _gray_mean(images: Tensor) -> Tensor:
 
 
 def saturate(images: Tensor, factor: Tensor) -> Tensor:
-    """Move the colours away from gray by a factor per image; what is not RGB stays."""
+    """Move the colours away from gray by a factor per image; other than RGB images stay as they are."""
     return images if images.shape[1] != 3 else _blend(images.float(), gray(images), factor)
 
 
@@ -160,7 +160,7 @@ def _tables(images: Tensor, number: Tensor, strength: Tensor) -> Tensor:
 
 def stretched(images: Tensor) -> Tensor:
     """Return the tables uint8 (B, C, 256) that stretch each channel to the full range (autocontrast)."""
-    flat = images.flatten(2).float()  # Inductor's minimum of uint8 is wrong on a processor (torch 2.15)
+    flat = images.flatten(2).float()  # Inductor's minimum of uint8 is wrong on CPUs (torch 2.15)
     low, high = flat.amin(2, keepdim=True), flat.amax(2, keepdim=True)
     flat_line = high == low
     scale = torch.where(flat_line, 1.0, (high - low) * (1 / 255))

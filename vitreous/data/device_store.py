@@ -26,10 +26,10 @@ SAMPLE = 256
 CHUNK = 512
 """Images that go to the device at a time."""
 LONGEST = 2
-"""Longer sides are stored up to so many times the shorter side; a panorama is squeezed along its length."""
+"""Sides are stored up to this many times the usual shorter side; a panorama is squeezed along its length."""
 
 Progress = Callable[[int, int], None]
-"""Called with the images that are stored and their number in all."""
+"""Called with how many images are stored, and how many there are."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Store:
     pixels: Tensor
     """uint8 (N, C, H, W), or (bytes,) of images (C, h, w) one after the other."""
     sizes: Tensor
-    """int64 (N, 2): height and width that an image has for the host, and crops are drawn from."""
+    """int64 (N, 2): each image's height and width on the host, from which crops are drawn."""
     channels: int
     canvas: tuple[int, int]
     """The largest stored height and width."""
@@ -128,7 +128,7 @@ def fill(
 ) -> tuple[Store, dict[int, str]]:
     """Load every image of a split once and move it to the device; return the bad ones too.
 
-    A bad file keeps its place, with pixels that have no meaning: who takes batches leaves it out.
+    A bad file keeps its place, with meaningless pixels: whoever takes batches leaves it out.
     """
     array = pixels.array
     if array is not None and (pixels.crops or pixels.takes_as_is()):

@@ -2,7 +2,7 @@
 
 Keys may be tensors on the device (the epoch as a 0-dimensional one), so a captured CUDA graph draws anew when
 they change. torch has no unsigned 64-bit arithmetic, but its int64 multiplication wraps, which gives the same
-bits; only the shift to the right has to be told that there is no sign.
+bits; only the right shift needs care, as it would repeat the sign.
 """
 
 import math
@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-# Purposes that only batched augmentation draws for. They follow on `augment.REPLACE`: a stream never moves.
+# Purposes that only batched augmentation draws for, after `augment.REPLACE`: streams never change numbers.
 NOISE, GEOMETRY, COLOR = 6, 7, 8
 # What tasks draw for: which patches are hidden, and which show another one.
 MASK, EXCHANGE = 9, 10
@@ -40,8 +40,8 @@ def _scramble(x: Tensor) -> Tensor:
 def words(*keys: int | Tensor, after: Tensor | None = None) -> Tensor:
     """Hash broadcast integer keys to 64-bit words, the bits of `order.words` in an int64.
 
-    `after`: the words of the keys that come before these, where they were hashed already. One of all must be
-    a tensor: it says on which device the words are made.
+    `after`: the words of the keys before these, if they were hashed already. At least one argument must be a
+    tensor, which sets the device.
     """
     state = torch.zeros((), dtype=torch.int64, device=_device(keys)) if after is None else after
     for key in keys:
@@ -69,7 +69,7 @@ def as_uniforms(words: Tensor) -> Tensor:
 
 
 def as_uniforms32(words: Tensor) -> Tensor:
-    """Return their first 24 bits as float32: at most 2**-24 lower than `as_uniforms`, and never 1.
+    """Return the draws' first 24 bits as float32: at most 2**-24 lower than `as_uniforms`, and never 1.
 
     Enough for a strength or a probability; a box is drawn in float64, so that it is the host's box.
     """
@@ -98,7 +98,7 @@ def noise(shape: tuple[int, ...] | torch.Size, after: Tensor) -> Tensor:
 
 
 def shuffled(count: int, purpose: int, after: Tensor) -> Tensor:
-    """Return int64 (B, count): for each image a random order of so many things, as the place of each."""
+    """Return int64 (B, count): for each image a random order of `count` things, as the place of each."""
     return _numbered(count, (purpose,), after).argsort(dim=1).argsort(dim=1)
 
 

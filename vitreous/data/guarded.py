@@ -1,8 +1,8 @@
-"""Work on hostile bytes in processes that can be ended: what takes too long or too much costs itself only.
+"""Work on hostile bytes in processes that can be ended: too much time or memory harms only the work itself.
 
-A template is forked once, before there are threads, and forks a worker whenever one is wanted; its workers
-have the caller's function, and nothing else that is open. The kernel ends a worker whose time or memory is
-over. What a worker sends back is plain arrays and text: nothing of it is executed.
+A template is forked once, before there are threads, and forks a worker whenever one is wanted; workers have
+the caller's function, and no other open files. The kernel ends a worker that exceeds its time or memory. What
+a worker sends back is plain arrays and text: nothing of it is executed.
 """
 
 import gc
@@ -31,21 +31,21 @@ REQUEST, REPLY = struct.Struct("<dQ"), struct.Struct("<IQ")
 """Seconds and bytes of a request; bytes of a reply's JSON, and of the arrays that follow."""
 DTYPES = ("uint8", "bool")
 MAX_REPLY = 1 << 28
-"""Bytes that a worker may send, unless its user wants more."""
+"""Bytes that a worker may send, unless the caller allows more."""
 GRACE = 2.0
-"""Seconds beyond its limit after which a worker that was not ended by the kernel is ended by us."""
+"""Seconds beyond its limit after which we end a worker that the kernel has not ended."""
 NICENESS = 5
 """Costly pictures leave the processor to the requests of others."""
 MOST_SAID = 2000
 
 
 class TooCostly(DataError):
-    """A picture whose decoding took more time or memory than it may."""
+    """A picture whose decoding took more time or memory than allowed."""
 
 
 class Workers:
-    """Processes that do one kind of work; each has so many bytes of memory beyond what it starts with, and
-    sends no more than `most`."""
+    """Processes that do one kind of work, each with `memory` bytes beyond what it starts with, and replies of
+    at most `most` bytes."""
 
     def __init__(self, work: Work, memory: int, *, niceness: int = NICENESS, most: int = MAX_REPLY) -> None:
         self.work, self.memory, self.niceness, self.most = work, memory, niceness, most
@@ -84,7 +84,7 @@ class Workers:
                 socket.send_fds(self.control, [b"w"], [there.fileno()])
             except OSError:  # the template was killed from outside, for memory perhaps
                 if not self.template:
-                    raise TooCostly("no more pictures are decoded here: the program ends") from None
+                    raise TooCostly("no more pictures are decoded: the program is ending") from None
                 os.waitpid(self.template, 0)
                 self.control.close()
                 self.template, self.control = self._fork()
@@ -96,7 +96,7 @@ class Workers:
     def _fork(self) -> tuple[int, socket.socket]:
         here, there = socket.socketpair()
         with warnings.catch_warnings():
-            # Python 3.12 warns of locks that threads may hold: the template takes none of theirs
+            # Python 3.12 warns about locks that threads may hold: the template takes none of theirs
             warnings.simplefilter("ignore", DeprecationWarning)
             process = os.fork()
         if process:
@@ -110,7 +110,7 @@ class _Reply:
         self.about, self.data = about, data
 
     def arrays(self) -> tuple[list[np.ndarray], str]:
-        """Return the arrays; what is none is refused, as its sender may have been taken over."""
+        """Return the arrays; anything else is refused, as the sender may have been taken over."""
         said = str(self.about.get("said", ""))[:MOST_SAID]
         if "failure" in self.about:
             raise RuntimeError(str(self.about["failure"]))
@@ -218,7 +218,7 @@ def _done(work: Work, data: bytes) -> tuple[dict[str, Any], Sequence[np.ndarray]
         if isinstance(error, TooCostly) or isinstance(error.__context__, MemoryError):
             return {"error": str(error), "costly": True}, []
         return {"error": str(error)}, []
-    except Exception:  # not the picture's fault: the caller shall see where it was
+    except Exception:  # not the picture's fault: the caller should see where it happened
         return {"failure": traceback.format_exc()}, []
     return {"arrays": [[each.dtype.name, each.shape] for each in arrays]}, arrays
 
@@ -233,7 +233,7 @@ def _close_all_but(kept: int) -> None:
 
 
 def _limit(memory: int) -> None:
-    """Bound this process: memory beyond what it has, no core dumps, no files, first to go if memory ends."""
+    """Limit this process: further memory, no core dumps, no files, first to be killed if memory runs out."""
     import resource
 
     for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
@@ -257,7 +257,7 @@ def _limit(memory: int) -> None:
 
 
 def _listen_to_libraries() -> int:
-    """Send what C libraries write to stderr into a pipe of our own; return its other end."""
+    """Redirect what C libraries write to stderr into a pipe of our own; return its reading end."""
     reading, writing = os.pipe()
     for end in (reading, writing):
         os.set_blocking(end, False)

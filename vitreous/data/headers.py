@@ -1,4 +1,4 @@
-"""What an encoded picture makes a decoder do besides its pixels, counted in its bytes before it is decoded.
+"""Work that an encoded picture asks for besides its pixels, counted in its bytes before it is decoded.
 
 A few bytes can ask for minutes: thousands of scans over all pixels of a JPEG, or millions of empty blocks.
 Nothing is decoded here; what is not understood is left to the decoder, which will name it.
@@ -19,7 +19,7 @@ MAX_BLOCKS = 100_000
 MAX_SEGMENTS = 10_000
 """Segments of a JPEG before its first scan, and blocks of a GIF before its first frame."""
 MAX_FILLER = 1 << 16
-"""Bytes of a JPEG before its first scan that mean nothing, in all."""
+"""Meaningless bytes of a JPEG before its first scan, in all."""
 MAX_RUNS = 1 << 22
 """Pixels, and bytes, of a run-length encoded BMP: Pillow decodes those in Python."""
 FACTORS = {
@@ -31,7 +31,7 @@ FACTORS = {
     "TIFF": 1.5,
     "PNG": 2.0,
 }
-"""What a pixel costs to decode, beside one of a plain JPEG (about 20 ns); as measured, for the dearest."""
+"""Cost of decoding a pixel, relative to one of a plain JPEG (about 20 ns), as measured on the dearest."""
 SCAN_FACTOR = 0.25
 """What each scan of a JPEG adds to that, at most: those of few bytes add less."""
 
@@ -51,7 +51,7 @@ def check_structure(data: bytes) -> None:
 
 
 def check_scans(data: bytes, pixels: int, max_pixels: int) -> None:
-    """Refuse a JPEG with more scans than an image of so many pixels may have."""
+    """Refuse a JPEG with more scans than an image of this many pixels may have."""
     allowed = min(MAX_SCANS, SCANS_OF_ALL * max_pixels // max(1, pixels))
     if not _has_several_scans(data) or data.count(b"\xff\xda") <= allowed:  # that many or fewer
         return
@@ -70,7 +70,7 @@ def count_scans(data: bytes) -> int:
 
 
 def _has_several_scans(data: bytes) -> bool:
-    """Tell whether a JPEG may have several scans: by its frame, or as the first has not all components."""
+    """Tell whether a JPEG may have several scans: by its frame, or because the first lacks components."""
     components = b""
     for marker, start in _segments(data, MAX_FILLER):
         if marker in PROGRESSIVE:
@@ -83,9 +83,9 @@ def _has_several_scans(data: bytes) -> bool:
 
 
 def _segments(data: bytes, within: int) -> Iterator[tuple[int, int]]:
-    """Yield each marker of a JPEG up to its end and where it stands; what the segments hold is skipped.
+    """Yield each marker of a JPEG up to its end, and its position; the contents of segments are skipped.
 
-    The next marker is looked for within so many bytes."""
+    Each next marker is searched for within `within` bytes."""
     position = 2
     while (found := MARKER.search(data, position, position + within)) is not None:
         marker, position = found.group(1)[0], found.end()

@@ -1,4 +1,4 @@
-"""HEIC, the photographs of telephones: read by pillow-heif where it is installed, imported with the first."""
+"""HEIC, the photographs of telephones: read by pillow-heif if installed, which the first of them imports."""
 
 from importlib.util import find_spec
 
@@ -6,7 +6,7 @@ from vitreous.errors import DataError
 
 ENDINGS = frozenset({".heic", ".heif", ".hif"})
 BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
-"""Of the file's first box. `mif1` is also AVIF's second name: that one is told by its list of brands."""
+"""Brands of a file's first box. `mif1` may also be AVIF, which is recognised by its list of brands."""
 REMEDY = "pip install pillow-heif, or convert to JPEG"
 
 

@@ -10,7 +10,7 @@ from vitreous.data.order import words
 
 FRACTION = 0.1
 LARGE, LARGE_FRACTION = 25_000, 0.05
-"""From so many images on, less is held out: a choice is as sure with a few thousand, and the rest teaches."""
+"""From this many images on, less is held out: a few thousand suffice to choose with, the rest is to learn."""
 
 
 def places(digests: np.ndarray, seed: int) -> np.ndarray:
@@ -29,8 +29,8 @@ def carve(
 ) -> dict[str, np.ndarray]:
     """Return the images of each part ("val", "test") and of "train"; each class is split by the same rule.
 
-    A class of three images or more that chance gives no image of some part gets one: the nearest to that
-    part's limit. It goes back only if a later image of its class falls there by itself.
+    A class that by chance has no image in some part gets one there, if it has three different images or more:
+    the nearest to that part. It goes back only if an image added later to its class falls there by itself.
     """
     if fraction is None:
         fraction = FRACTION if len(digests) < LARGE else LARGE_FRACTION

@@ -84,7 +84,7 @@ class HostLoader:
             split.targets, split.classes, batch_size, seed, augment, balanced=sampler == "balanced"
         )
         self.bad: dict[int, str] = {}
-        # Colour operations in batches there, image by image here
+        # Colour operations run in batches on the device, image by image on the host
         self.on_device = self.device.type != "cpu" or decode == "device"
         if decode == "device":
             cache = None
@@ -164,7 +164,7 @@ class HostLoader:
                 pin_memory=self.device.type == "cuda",
                 persistent_workers=True,
                 worker_init_fn=_worker_start(),
-                # Its own: the global one must not depend on the number of workers
+                # A generator of its own: the global one must not depend on the number of workers
                 generator=torch.Generator(),
             )
         try:
@@ -181,9 +181,9 @@ class HostLoader:
             ) from error
 
     def _note(self, raw: Raw) -> Raw:
-        """Remember a batch's bad files, and stop where they are too many of the whole split to train on.
+        """Remember a batch's bad files; stop training if they are too many of the whole split.
 
-        An evaluation goes on: its figures are of the images that could be read, and it names the others.
+        An evaluation continues: its figures are of the images that could be read, and it names the others.
         """
         for index, reason in raw.bad:
             self.bad.setdefault(index, reason)
@@ -230,7 +230,7 @@ class HostLoader:
         return Batch(pixels[:own], targets[:size], numbers, mask, self.views, hashed[:own], small)
 
     def _varied(self, images: Tensor, raw: Raw, epoch: int, shown: Shown) -> tuple[Tensor, Draws, Tensor]:
-        """Vary and normalise images as these views of them; return their draws, and the words of these."""
+        """Vary and normalise images as views of one kind; return them, their draws and their keys' words."""
         draws = Draws(shown.augment, self.seed, epoch, *shown.rows(raw.indices, raw.copies))
         if self.on_device and draws.operate.shape[1]:
             images = operations.apply_batch(images, operations.choose(shown.augment, draws.operate))
@@ -294,22 +294,22 @@ def _from_worker(error: DataError) -> str:
 
 
 def _worker_start() -> Callable[[int], None]:
-    """Return what a worker does first. One that a thread starts is not tied: a thread may end before its
-    process."""
+    """Return what a worker does first. One started by a thread other than the main one is not tied: that
+    thread may end before its process."""
     tied = threading.current_thread() is threading.main_thread()
     return partial(_begin_worker, tied=tied)
 
 
 def _begin_worker(_: int, *, tied: bool) -> None:
-    """Take a worker out of reach of signals to the whole run, which terminals and shells send: the main
-    process decides, saves with batches that are still coming, and then ends its workers.
+    """Shield a worker from signals that terminals and shells send to the whole run: the main process decides,
+    saves while batches still arrive, and then ends its workers.
 
-    `tied`: where the main process itself is killed, the worker ends with it at once (Linux)."""
+    `tied`: if the main process itself is killed, the worker ends with it at once (Linux)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
     if tied:
-        with contextlib.suppress(AttributeError, OSError, TypeError):  # torch looks every few seconds anyway
+        with contextlib.suppress(AttributeError, OSError, TypeError):  # torch checks every few seconds anyway
             ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 

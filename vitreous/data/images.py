@@ -1,7 +1,7 @@
-"""Where the pixels of a data set are, read by number; nothing is decoded early.
+"""Stores of a data set's images, read by number; nothing is decoded early.
 
 Two stores hold every source: `EncodedImages` (files, or byte ranges inside larger files) and `ArrayImages`
-(pixels in memory). Both are picklable, so that loader workers can have them.
+(pixels in memory). Both are picklable, so that they can be sent to loader workers.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class EncodedImages:
     ) -> None:
         """Without `owner` image i is the file `paths[i]`; with it, a range of the file `paths[owner[i]]`.
 
-        `files`: the open shards of a store that this one is a part of; they close with the last of both."""
+        `files`: the open shards, shared with the store that this is a part of; they close with the last."""
         self.paths, self.names = list(paths), [printable(name) for name in names]
         self.owner, self.offsets, self.sizes = owner, offsets, sizes
         self._files = OpenFiles() if files is None else files
@@ -119,10 +119,10 @@ class ArrayImages:
         return self.pixels[index].tobytes()
 
     def read(self, index: int, channels: int = 3, *, shortest: int | None = None) -> Image.Image:
-        """Return an image as Pillow's; arrays of other channel counts are read with `array`."""
+        """Return a Pillow image; arrays of other channel counts are read with `array`."""
         pixels = self.pixels[index]
         if pixels.shape[-1] not in (1, 3, 4):
-            raise DataError(f"an array of {pixels.shape[-1]} channels is no picture: only arrays can hold it")
+            raise DataError(f"an array of {pixels.shape[-1]} channels can't be a picture: 1, 3 or 4 can")
         return to_channels(to_image(pixels), channels)
 
     def array(self, channels: int) -> np.ndarray:
@@ -166,7 +166,7 @@ def is_utf8(name: str) -> bool:
 
 
 def printable(name: str) -> str:
-    """Return a file's name as it can be shown and written down: bytes that are no UTF-8 as in `\\xff`."""
+    """Return a file's name as it can be shown and written down: bytes that are not UTF-8 as `\\xff`."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -1,7 +1,7 @@
 """JPEGs that are sent to the device as they are and decoded there: by nvJPEG on CUDA, by libjpeg on a CPU.
 
-Loader workers then only read files and their headers. What a device can't be trusted with (other formats,
-turned or CMYK photographs, files that end early) the workers decode as ever.
+Loader workers then only read files and their headers. They decode as usual what a device can't be trusted
+with: other formats, rotated or CMYK photographs, files that end early.
 """
 
 import warnings
@@ -22,7 +22,7 @@ DECODED = 1 << 28
 CHUNK = 64
 """Images that are resized at a time."""
 LARGEST = 3
-"""How many times the model's size an image may have to be resized with others."""
+"""Images of up to this many times the model's size are resized together; larger ones are reduced first."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Encoded:
     rows: np.ndarray
     """(n,): places in the batch."""
     positions: np.ndarray
-    """(n,): places in the epoch, which substitutes are drawn by."""
+    """(n,): places in the epoch, from which substitutes are drawn."""
     files: Tensor
     """uint8 (bytes,): one after the other, so that they leave a worker as one piece."""
     lengths: list[int]
@@ -47,7 +47,7 @@ class Encoded:
     def decode(self, into: Tensor, interpolation: str) -> None:
         """Decode, crop, resize and mirror each row's views into a batch uint8 (V·R, 3, H, W), on its device.
 
-        Raises RuntimeError for a file that is no JPEG behind its header.
+        Raises RuntimeError for a file that is broken after its header.
         """
         count, files = len(into) // len(self.boxes), self.files.split(self.lengths)
         size = into.shape[2], into.shape[3]
@@ -72,7 +72,7 @@ class Encoded:
 def _decoded(files: list[Tensor], device: torch.device) -> list[Tensor]:
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    with warnings.catch_warnings():  # torchvision means to hand this to torchcodec
+    with warnings.catch_warnings():  # torchvision plans to move this to torchcodec
         warnings.simplefilter("ignore", DeprecationWarning)
         return decode_jpeg(files, mode=ImageReadMode.RGB, device=str(device))  # pyright: ignore
 
@@ -80,10 +80,10 @@ def _decoded(files: list[Tensor], device: torch.device) -> list[Tensor]:
 def _cropped(
     images: list[Tensor], boxes: np.ndarray, flips: np.ndarray, size: tuple[int, int], interpolation: str
 ) -> Tensor:
-    """Return what boxes in pixels show of images (3, h, w), uint8 (n, 3, H, W).
+    """Cut a box (in pixels) out of each image (3, h, w) and resize it: uint8 (n, 3, H, W).
 
-    All are resized at once, in a few launches; only what is much larger than the result is first made smaller
-    by itself."""
+    All are resized together, in a few launches; only what is much larger than the result is first reduced by
+    itself."""
     edges = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1).round().astype(int)
     parts = [
         image[:, top : max(bottom, top + 1), left : max(right, left + 1)]
@@ -105,7 +105,7 @@ def _cropped(
 
 
 def _shrunk(part: Tensor, most: tuple[int, ...]) -> Tensor:
-    """Return an image (3, h, w) with sides of at most so many pixels."""
+    """Return an image (3, h, w) with sides of at most `most` pixels."""
     size = min(part.shape[1], most[0]), min(part.shape[2], most[1])
     if size == part.shape[1:]:
         return part
@@ -116,12 +116,12 @@ def _shrunk(part: Tensor, most: tuple[int, ...]) -> Tensor:
 def find_sizes(data: bytes, shortest: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Return a JPEG's (height, width), and those that `Pixels.load` would crop from; None for a file that the
     host has to decode."""
-    if not data.endswith(b"\xff\xd9"):  # a device may show gray for what is missing, and say nothing
+    if not data.endswith(b"\xff\xd9"):  # a device may silently show gray for what is missing
         return None
     image = open_header(data)
     if image.format != "JPEG" or image.mode not in ("RGB", "L") or orientation(image) != 1:
         return None
-    if image.info.get("adobe_transform") == 0:  # RGB that was never turned into luminance and colour
+    if image.info.get("adobe_transform") == 0:  # stored as RGB, not as luminance and colour
         return None
     size = image.height, image.width
     image.draft(None, draft_size(image.size, shortest))

@@ -79,7 +79,7 @@ def make_loader(
         mask_step: Height and width in pixels of what a token sees (a model config's `step`: a hybrid's is its
             stem's stride times its patch). Where images are padded, `batch.mask` has a place for each.
         views: How often each image comes in its batch, differently varied (see `Batch`).
-        small: Further views of it, in a smaller size.
+        small: Further views of each image, in a smaller size.
         pixels: "host": read, decode and crop here. "decode": decode and crop a training split's JPEGs on the
             device, batch by batch. "device": decode the split once, keep it in the device's memory, vary it
             there.
@@ -101,7 +101,7 @@ def make_loader(
     }
     if pixels == "device":
         return DeviceLoader(split, progress=progress, **common)
-    there = pixels == "decode" and training and small is None  # which cuts crops of one size
+    there = pixels == "decode" and training and small is None  # the device cuts crops of one size only
     decode: Literal["host", "device"] = "device" if there else "host"
     return HostLoader(split, workers=workers, cache=cache, cache_limit=cache_limit, decode=decode, **common)
 

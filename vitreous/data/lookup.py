@@ -1,7 +1,7 @@
 """Some of Pillow's colour operations, faster and equal to the last bit: lookup tables made by numpy,
 sharpening.
 
-The tests hold them against torchvision's kernels for Pillow images, which they stand in for.
+The tests compare them with torchvision's kernels for Pillow images, which they replace.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Mixup, CutMix and random erasing on a normalised batch on its device; the draws come from outside.
 
 Every image has its own draw. Partners are neighbours in the global batch, so a rank knows them without
-talking."""
+communication."""
 
 import numpy as np
 import torch
@@ -40,8 +40,8 @@ def erase_boxes(draws: np.ndarray, probability: float, height: int, width: int) 
 
 
 def erase(images: Tensor, boxes: np.ndarray, hashed: Tensor) -> Tensor:
-    """Replace each image's rectangle, in place, with its part of the noise that belongs to the whole image,
-    whose keys' words are `hashed`; noise suits normalised pixels."""
+    """Replace each image's rectangle, in place, with that part of the image's noise, drawn from `hashed` (its
+    keys' words). The noise suits normalised pixels."""
     places = torch.arange(images[0].numel()).view(images.shape[1:])
     for i in np.flatnonzero(boxes[:, 2]):
         top, left, height, width = (int(v) for v in boxes[i])
@@ -52,8 +52,8 @@ def erase(images: Tensor, boxes: np.ndarray, hashed: Tensor) -> Tensor:
 
 
 def mix_shares(augment: Augment, draws: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each image's own share of itself, (B,), and its CutMix box (top, left, height, width), height
-    0: Mixup."""
+    """Return each image's own share of itself, (B,), and its CutMix box (top, left, height, width), of height
+    0 for Mixup."""
     from scipy.special import betaincinv  # a quarter of a second, which a prediction need not wait for
 
     use_cutmix = (augment.cutmix > 0) & (

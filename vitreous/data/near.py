@@ -1,4 +1,4 @@
-"""Pictures that are copies of each other but for encoding and size, found by a hash of how they look.
+"""Pictures that differ only in encoding and size, found by a hash of how they look.
 
 A picture is reduced to 9 x 8 pixels; its hash (dHash) has a bit for each pair of neighbours in a row, which
 tells which is brighter. Hashes that differ in few bits are candidates; of those, first the small pictures are
@@ -13,7 +13,7 @@ from PIL import Image
 SIZE = (9, 8)
 """Width and height of the small picture."""
 GAP = 16.0
-"""Large photographs are first reduced by whole numbers, until they have so many pixels for each small one."""
+"""Large photographs are first reduced by whole factors, down to this many pixels for each small one."""
 MOST_BITS = 10
 LARGEST_DIFFERENCE = 0.08
 """Mean difference of the small pictures, relative to their contrast. Of 300 photographs, copies of a quarter
@@ -23,7 +23,7 @@ FINE = 32
 LARGEST_DEVIATION = 0.16
 """Root mean square of their difference, relative to their contrast."""
 MOST_CANDIDATES = 256
-"""Of each picture, the nearest: blank ones may have thousands."""
+"""Candidates kept of each picture, the nearest: blank ones may have thousands."""
 ROWS, COLUMNS = 16, 8192
 """Hashes that are compared at a time: what fits into a processor's cache."""
 GRAY = np.array([0.299, 0.587, 0.114], np.float32)
@@ -37,7 +37,7 @@ def small(image: Image.Image) -> np.ndarray:
 def alike(first: Image.Image, second: Image.Image) -> bool:
     """Tell whether two pictures show the same, as far as the smaller of them can tell.
 
-    They are compared in gray: of colours, JPEG keeps half the resolution.
+    They are compared in gray: JPEG keeps colours at half the resolution.
     """
     return deviation(first, second) <= LARGEST_DEVIATION
 
@@ -65,8 +65,8 @@ def hashes(pictures: np.ndarray) -> np.ndarray:
 
 
 def copies(pictures: np.ndarray, others: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield for each of the small pictures that is near to some of the others its number, and theirs, the
-    nearest first."""
+    """Yield, for each small picture that is near to some of the others, its number and theirs, nearest
+    first."""
     if not len(pictures) or not len(others):
         return
     own, known = hashes(pictures), hashes(others)

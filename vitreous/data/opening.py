@@ -15,7 +15,7 @@ from vitreous.data.sources import arrays, folders, named, parquet, shards, table
 from vitreous.data.sources.found import LONGEST_NUMBER, Found, Label
 from vitreous.data.sources.memory import PREFIX, InMemory
 from vitreous.data.split import Dataset, Split
-from vitreous.errors import DataError, nearest
+from vitreous.errors import DataError, UnlabelledError, nearest
 
 MOST_TARGETS = 1 << 32
 """Images times labels where an image has several: one byte each."""
@@ -32,9 +32,9 @@ def open_data(
     """Open DATA: a folder, CSV, Parquet, tar shards, a local Hugging Face folder, `.npz`, idx files, a name,
     or what a program has in memory.
 
-    Where the source has neither "val" nor "test", a tenth of its training images becomes each of them; where
-    it has a test split alone, "val". From 25,000 images on it is a twentieth. `carve=False` leaves the splits
-    as they are. `labelled=False` takes all pictures of a folder, wherever they lie, as one class.
+    If the source has neither "val" nor "test", each is a tenth of its training images; if it has a test split
+    alone, "val" is. From 25,000 images on it is a twentieth. `carve=False` leaves the splits as they are.
+    `labelled=False` takes all pictures of a folder, wherever they lie, as one class.
     """
     if str(spec) == "digits":
         return _digits()
@@ -50,7 +50,7 @@ def open_pictures(
     """Open DATA with its labels, or as pictures of one class where it has none, as in a flat folder."""
     try:
         return open_data(spec, data_root=data_root, seed=seed, carve=carve)
-    except DataError:
+    except UnlabelledError:
         return open_data(spec, data_root=data_root, seed=seed, carve=carve, labelled=False)
 
 
@@ -66,7 +66,7 @@ def open_image(spec: str | Path) -> Dataset:
 
 
 def limit_training(dataset: Dataset, images: int, seed: int = 0) -> Dataset:
-    """Return the data set with so many training images at most, a fifth of them as val; test is untouched.
+    """Return the data set with at most `images` training images, a fifth of them as val; test is untouched.
 
     As VTAB does it: 1,000 images, 800 to learn from and 200 to choose with. Which ones is a function of
     (seed, content).
@@ -86,7 +86,7 @@ def limit_training(dataset: Dataset, images: int, seed: int = 0) -> Dataset:
 def keep_classes(dataset: Dataset, wanted: Sequence[int]) -> Dataset:
     """Return the data set with the images of some classes alone, which are numbered anew in that order."""
     if dataset.multilabel:
-        raise DataError("images with several labels can't be parted by class")
+        raise DataError("images with several labels can't be split by class: give one label per image")
     numbers = np.full(len(dataset.labels), -1)
     numbers[list(wanted)] = np.arange(len(wanted))
     splits = {}
@@ -139,7 +139,7 @@ def _file(path: Path) -> Found:
         return shards.open_source(path)
     if ending == ".npz":
         return arrays.open_npz(path)
-    raise DataError(f"{path}: files of data are .csv, .tsv, .parquet, .tar or .npz; unpack an archive first")
+    raise DataError(f"{path}: data files are .csv, .tsv, .parquet, .tar or .npz; unpack an archive first")
 
 
 def _digits() -> Dataset:
@@ -205,7 +205,7 @@ def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | 
 
 
 def _name(label: str | int, source: str) -> str:
-    """Return the name of a class that is known by its label alone: numbers are classes as they come."""
+    """Return the name of a class that has nothing but its label: a number is its own name."""
     if isinstance(label, int) and label < 0:
         raise DataError(f"{source}: label {label} is negative: labels are numbers from 0 on, or names")
     return str(int(label)) if isinstance(label, int) else label
@@ -236,7 +236,7 @@ def _numbered(row: Label, numbers: dict[str, int], source: str, *, by_name: bool
             )
         return row
     if row not in numbers:
-        raise DataError(f"{source}: label {row!r} is none of the {count} classes{nearest(row, numbers)}")
+        raise DataError(f"{source}: label {row!r} is not one of the {count} classes{nearest(row, numbers)}")
     return numbers[row]
 
 

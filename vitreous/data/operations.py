@@ -1,7 +1,7 @@
 """RandAugment, 3-Augment and colour jitter, on one Pillow image or on a batch of tensors; the draws come
 from outside.
 
-Both ways take the same `Operation` for an image and use torchvision's v2 kernels, so an image's fate does not
+Both ways take the same `Operation` for an image and use torchvision's v2 kernels, so the result does not
 depend on where it is computed. A batch is grouped by operation: one kernel call for all images that drew it.
 """
 
@@ -30,7 +30,7 @@ class Operation(NamedTuple):
 
 
 class _Functional:
-    """torchvision's kernels, imported with the first that is used: it takes seconds, and many use none."""
+    """torchvision's kernels, imported on first use: that takes seconds, and many programs use none."""
 
     def __getattr__(self, name: str) -> Any:
         from torchvision.transforms.v2 import functional
@@ -107,7 +107,7 @@ FUNCTIONS: dict[str, Callable[[Any, float], Any]] = {
     **THREE_AUGMENT,
     **JITTER,
 }
-# Drawn blurs and jitters take one of so many strengths, so that images of a batch can share a kernel call
+# Drawn blurs and jitters take one of this many strengths, so that images of a batch can share a kernel call
 STEPS = 20
 
 
@@ -161,13 +161,16 @@ def _is_nothing(operation: Operation) -> bool:
 
 
 def check_operations(augment: Augment, channels: int) -> None:
-    """Refuse magnitudes that do not exist, and colour operations on what is neither gray nor RGB."""
-    if not 0 <= augment.randaugment[1] < BINS:
-        raise DataError(f"RandAugment's magnitude {augment.randaugment[1]} is out of range: 0 to {BINS - 1}")
+    """Refuse counts and magnitudes that do not exist, and colours of what is neither gray nor RGB."""
+    count, magnitude = augment.randaugment
+    if count < 0:
+        raise DataError(f"RandAugment's {count} operations are out of range: give 0 (none) or more")
+    if not 0 <= magnitude < BINS:
+        raise DataError(f"RandAugment's magnitude {magnitude} is out of range: 0 to {BINS - 1}")
     if draws_needed(augment) and channels not in (1, 3):
         raise DataError(
-            f"RandAugment, 3-Augment and colour jitter need 1 or 3 channels, not {channels}: set them off, "
-            f"crop and flip work"
+            f"RandAugment, 3-Augment and colour jitter need 1 or 3 channels, not {channels}: turn them off, "
+            f"crop and flip still work"
         )
 
 

@@ -24,7 +24,7 @@ def _scramble(x: np.ndarray) -> np.ndarray:
 def words(*keys: int | np.ndarray) -> np.ndarray:
     """Hash broadcast integer keys to 64-bit words; each key is folded in order, so (1, 2) is not (2, 1)."""
     state = np.zeros((), np.uint64)
-    with np.errstate(over="ignore"):  # wrapping is the arithmetic that is wanted
+    with np.errstate(over="ignore"):  # wrapping around is intended
         for key in keys:
             word = np.asarray(key).astype(np.int64).astype(np.uint64)
             state = _scramble(state * np.uint64(3) + word + GOLDEN)
@@ -101,7 +101,7 @@ class Order:
 
 
 def _occurrences(sequence: np.ndarray) -> np.ndarray:
-    """Count, for each position of a sequence, how often its number stands at earlier ones."""
+    """Count, for each position of a sequence, how often its number occurs at earlier ones."""
     by_number = np.argsort(sequence, kind="stable")  # equal numbers in the order of their positions
     ordered = sequence[by_number]
     places = np.arange(len(sequence))

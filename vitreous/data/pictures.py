@@ -1,5 +1,5 @@
-"""What a picture in a folder is, by its name, and how folders are searched: one rule for `check`, `train`,
-`predict` and `inspect`. Whatever is passed over is counted by its reason. No file is opened.
+"""Which files of a folder are pictures, by their names, and how folders are searched: one rule for `check`,
+`train`, `predict` and `inspect`. Whatever is left out is counted by its reason. No file is opened.
 """
 
 import os
@@ -13,7 +13,7 @@ from vitreous.data.decode import SUFFIXES
 from vitreous.data.images import printable
 
 SORTED_UP_TO = 100_000
-"""A larger folder comes in the disk's order: sorting it would mean to hold all of its names."""
+"""Entries of a folder that are sorted; any more come in the disk's order, so that not all names are held."""
 LONGEST_ENDING = 8
 EXAMPLES = 6
 """Reasons that are named in one line; the others are counted together."""
@@ -29,6 +29,7 @@ NO_SPLIT = "pictures outside the split folders"
 EMPTY = "folders without pictures"
 LOOP = "links to a folder that they lie in"
 CLOSED = "folders that can't be opened"
+NOWHERE = "links that can't be followed"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def said(left_out: tuple[LeftOut, ...]) -> str | None:
 
 
 def why_not(name: str) -> str | None:
-    """Return why a file of this name is no picture, or None for one that is."""
+    """Return why a file of this name is not a picture, or None for one that is."""
     if name.startswith("."):
         return MAC if name.startswith("._") else HIDDEN
     ending = os.path.splitext(name)[1].lower()
@@ -91,10 +92,10 @@ class Seen(NamedTuple):
 
 
 def walk(folder: str, tally: Tally, root: str | None = None) -> Iterator[Seen]:
-    """Yield the pictures below a folder by name, those of its subfolders after its own.
+    """Yield the pictures below a folder sorted by name, those of its subfolders after its own.
 
-    Links to folders are followed, but for those that would lead in a circle. What is left out is counted; the
-    examples are named from `root` on.
+    Links to folders are followed, except those that would lead in a circle. What is left out is counted; the
+    examples are named relative to `root`.
     """
     yield from _walk(folder, root, tally, ())
 
@@ -111,30 +112,32 @@ def _walk(
         entries = os.scandir(folder)
     except OSError as error:
         yield Seen(folder, error.strerror or str(error))
-        return 1  # not known to be without pictures
+        return 1  # it may hold pictures
     above = (*above, (status.st_dev, status.st_ino))
     subfolders: list[str] = []
     count = 0
     with entries:
         some = sorted(islice(entries, SORTED_UP_TO), key=lambda entry: entry.name)
         for entry in chain(some, entries):
-            if entry.is_dir():
-                if (reason := _why_not_below(entry, above)) is None:
-                    subfolders.append(entry.path)
-                else:
-                    tally.add(reason, _named(entry.path, root))
-            elif (reason := why_not(entry.name)) is None:
+            try:
+                is_folder = entry.is_dir()
+                reason = _why_not_below(entry, above) if is_folder else why_not(entry.name)
+            except OSError:  # it leads to itself, or into a folder that can't be entered
+                is_folder, reason = False, NOWHERE
+            if reason is not None:
+                tally.add(reason, _named(entry.path, root))
+            elif is_folder:
+                subfolders.append(entry.path)
+            else:
                 count += 1
                 yield Seen(entry.path)
-            else:
-                tally.add(reason, _named(entry.path, root))
     empty = []
     for subfolder in subfolders:
         below = yield from _walk(subfolder, root, tally, above)
         count += below
         if not below:
             empty.append(subfolder)
-    if count or len(above) == 1:  # else this folder is counted, and not each of those in it
+    if count or len(above) == 1:  # else the caller counts this folder as empty, not each of those in it
         for subfolder in empty:
             tally.add(EMPTY, _named(subfolder, root))
     return count

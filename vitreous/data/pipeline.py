@@ -28,7 +28,7 @@ CHUNK = 16
 """Images that are held decoded at the same time."""
 ATTEMPTS = 50
 SUBSTITUTE = 1 << 20
-"""Added to a substitute's copy number, so that it is not augmented like its own turn in the epoch."""
+"""Added to a substitute's copy number, so that it is augmented differently than in its own turn."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Shown:
     size: tuple[int, int]
 
     def rows(self, indices: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return each view's images and copy numbers, one view after the other; no two share a copy number,
-        of whichever kind they are."""
+        """Return each view's images and copy numbers, one view after the other; no two views of an image
+        share a copy number, whatever their kind."""
         numbers = copies * self.all + np.array(self.views)[:, None]  # (V, R)
         return np.tile(indices, len(self.views)), numbers.reshape(-1)
 
@@ -148,7 +148,7 @@ class Pipeline:
 
     def _rows(self, count: int) -> tuple[np.ndarray, np.ndarray | None, int]:
         """Return the rows of a global batch that this rank needs, its own first; which of them each of its
-        own is mixed with; and how many its own are."""
+        own is mixed with; and how many are its own."""
         part = share(count, self.rank, self.world_size)
         own = np.arange(part.start, part.stop)
         if self.augment is None or not (self.augment.mixup > 0 or self.augment.cutmix > 0) or not len(own):
@@ -161,7 +161,7 @@ class Pipeline:
     def _from_arrays(
         self, epoch: int, indices: np.ndarray, copies: np.ndarray
     ) -> tuple[Tensor, Tensor | None]:
-        """Augment a batch of an in-memory array at once: no Python for single images."""
+        """Augment a batch of an in-memory array at once, without Python code for each image."""
         assert self.pixels.array is not None
         if self.augment is not None and self.pixels.crops:
             return self._cropped_arrays(epoch, indices, copies, self.shown[0]), None
@@ -184,7 +184,7 @@ class Pipeline:
         return (self.pixels.pad_arrays(images) if self.pixels.pads else images), mask
 
     def _cropped_arrays(self, epoch: int, indices: np.ndarray, copies: np.ndarray, shown: Shown) -> Tensor:
-        """Crop, mirror and operate a batch of an in-memory array as these views of it."""
+        """Crop, mirror and vary a batch of an in-memory array as these views of it."""
         assert self.pixels.array is not None
         indices, copies = shown.rows(indices, copies)
         draws = Draws(shown.augment, self.order.seed, epoch, indices, copies)
@@ -215,7 +215,7 @@ class Pipeline:
         return batches[0], mask, encoded, batches[1] if len(batches) > 1 else None
 
     def shape(self, rows: int, shown: Shown | None = None) -> tuple[int, int, int, int]:
-        """Return the shape of the pixels of so many rows, in the model's size if not as others."""
+        """Return the shape of the pixels of so many rows as one kind of views, by default the model-sized."""
         shown = shown or self.shown[0]
         return len(shown.views) * rows, self.pixels.preprocessing.channels, *shown.size
 
@@ -236,7 +236,7 @@ class Pipeline:
         if not rows:
             return None
         draws = Draws(self.augment, self.order.seed, epoch, *self.shown[0].rows(indices[rows], copies[rows]))
-        height, width = np.tile(loaded, (self.views, 1)).T  # draws are of the pixels that the host would load
+        height, width = np.tile(loaded, (self.views, 1)).T  # boxes are of the pixels the host would load
         boxes = draws.boxes(height, width) * np.tile(np.divide(sizes, loaded), (self.views, 2))
         shape = self.views, len(rows)
         joined = b"".join(files)
@@ -253,7 +253,7 @@ class Pipeline:
         )
 
     def redo(self, raw: Raw, epoch: int) -> Raw:
-        """Decode here what the device could not: one of the files is broken behind its header."""
+        """Decode here what the device could not: one of the files is broken after its header."""
         assert raw.encoded is not None
         images = raw.images.clone() if len(raw.images) else _empty(self.shape(len(raw.indices)))
         bad = list(raw.bad)
@@ -271,8 +271,8 @@ class Pipeline:
         copies: np.ndarray,
         bad: list[tuple[int, str]],
     ) -> Tensor | None:
-        """Load, crop, flip and operate image by image, into these rows of each kind's batch; an unreadable
-        file's place is taken by another image. Returns the mask of padded images."""
+        """Load, crop, flip and vary image by image, into these rows of each kind's batch; another image takes
+        the place of an unreadable file. Returns the mask of padded images."""
         masks: list[np.ndarray] = []
         for start in range(0, len(rows), CHUNK):
             part, places = rows[start : start + CHUNK], positions[start : start + CHUNK]
@@ -299,7 +299,7 @@ class Pipeline:
         images: np.ndarray,
         into: np.ndarray,
     ) -> None:
-        """Crop, flip and operate loaded images as these copies of them, into rows of `images`."""
+        """Crop, flip and vary loaded images with the draws of these copies, into rows of `images`."""
         draws = Draws(shown.augment, self.order.seed, epoch, indices, copies)
         chosen = operations.choose(shown.augment, draws.operate) if self.operate else [[]] * len(loaded)
         if self.pixels.crops:
@@ -362,7 +362,7 @@ class Pipeline:
 
 
 def _empty(shape: tuple[int, ...]) -> Tensor:
-    """Return room for a batch; in a worker in shared memory at once, as torch's own collation does."""
+    """Allocate a batch; in a worker, directly in shared memory, as torch's own collation does."""
     if get_worker_info() is None or 0 in shape:
         return torch.empty(shape, dtype=torch.uint8)
     storage = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")

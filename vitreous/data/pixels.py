@@ -1,4 +1,4 @@
-"""An image's pixels as far as nothing is random: decoded, scaled, fitted, and kept in the cache."""
+"""An image's pixels up to where randomness begins: decoded, scaled, fitted, and kept in the cache."""
 
 import math
 from pathlib import Path
@@ -20,13 +20,13 @@ from vitreous.files import cache_root
 
 
 def storage_size(image_size: tuple[int, int]) -> int:
-    """Return the shorter side that pre-scaled images keep at least: a mean Inception crop then still fills
-    the model's size."""
+    """Return the shorter side that pre-scaled images keep at least: an average Inception crop then still
+    fills the model's size."""
     return math.ceil(max(image_size) * 10 / 7)
 
 
 def shrink(image: Image.Image, shortest: int) -> Image.Image:
-    """Scale an image down to `shortest` on its shorter side, if it is over half as large again."""
+    """Scale an image down to `shortest` on its shorter side, if that is more than 1.5 times as long."""
     size = shrunk_size(image.size, shortest)
     if size == image.size:
         return image
@@ -44,7 +44,7 @@ def shrunk_size(size: tuple[int, int], shortest: int) -> tuple[int, int]:
 def open_cache(
     split: Split, settings: Preprocessing, *, crops: bool, where: str | Path | None, limit: int | None
 ) -> ImageCache | None:
-    """Return the cache of a split's images and make room in it; None where none is wanted or of use."""
+    """Return the cache of a split's images and make room in it; None if none is wanted or useful."""
     if where is None or where == "none" or isinstance(split.images, ArrayImages):
         return None
     if crops:
@@ -101,8 +101,8 @@ class Pixels:
         return pixels
 
     def cropped(self, pixels: np.ndarray, box: list[int], size: tuple[int, int] | None = None) -> np.ndarray:
-        """Cut out a box and resize it, to the model's size if to no other: torch's uint8 kernels do as
-        Pillow's, within one grey level, much faster."""
+        """Cut out a box and resize it (default: to the model's size); torch's uint8 kernels match Pillow's
+        within one grey level, and are much faster."""
         top, left, height, width = box
         part = pixels[top : top + height, left : left + width]
         size, method = size or self.preprocessing.image_size, self.preprocessing.interpolation
@@ -142,6 +142,6 @@ class Pixels:
         return fitted[:, :, top : top + target[0], left : left + target[1]].contiguous()
 
     def pad_arrays(self, images: Tensor) -> Tensor:
-        """Pad what was fitted, and may have been mirrored since: the mask has the padding right and below."""
+        """Pad images that were fitted, and perhaps mirrored: masks expect the padding right and below."""
         whole = [self.transform.padded(image.permute(1, 2, 0).numpy()) for image in images]
         return torch.from_numpy(np.stack(whole)).permute(0, 3, 1, 2).contiguous()

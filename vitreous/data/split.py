@@ -66,7 +66,7 @@ class Dataset:
     """Files of the source that were passed over, by reason."""
 
     def part(self, name: str | None) -> tuple[str, Split]:
-        """Return what to measure on: a split by name, `all` of them; without a name test, else val, else
+        """Return the name and the split to measure on: by name, `all` as one; by default test, else val, else
         train."""
         filled = {each: split for each, split in self.splits.items() if len(split)}
         if name is None:

@@ -1,4 +1,4 @@
-"""How files of the cache (hashes, indexes, decoded images) are written whole, and read where sound."""
+"""Files of the cache (hashes, indexes, image bytes): written whole or not at all, and read if sound."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> bool:
     try:
         with files.atomic(path) as temporary, open(temporary, "wb") as file:
             write(file)
-    except DataError:  # what is written can't be read: that is no fault of the cache
+    except DataError:  # the source can't be read: not the cache's fault
         raise
     except (OSError, VitreousError):
         return False

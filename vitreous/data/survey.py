@@ -23,9 +23,9 @@ NEAR_EMPTY = 10
 OVER_LARGE = 24_000_000
 CUT_AWAY = 0.4
 NEAREST = 5
-"""Near copies that are looked at of an image."""
+"""Candidates for near-copies of an image that are examined."""
 SMALLEST = 4 * near.FINE
-"""Pixels on the shorter side that a JPEG may be decoded to for it."""
+"""Pixels on the shorter side to which a JPEG may be reduced for that."""
 SIDES = (0, 32, 64, 128, 224, 384, 512, 1024, 2048, 4096)
 ASPECTS = (0.0, 0.5, 0.75, 0.95, 1.05, 1.34, 2.0)
 
@@ -49,7 +49,7 @@ class Report:
     near_empty: list[str] = field(default_factory=list)
     """Classes with fewer than ten readable training images."""
     imbalance: float = 1.0
-    """The largest class over the smallest, in training images."""
+    """The largest class over the smallest, in training images; over 1 if the smallest is empty."""
     short_sides: dict[str, int] = field(default_factory=dict)
     aspects: dict[str, int] = field(default_factory=dict)
     """Width over height."""
@@ -58,7 +58,7 @@ class Report:
     over_large: list[str] = field(default_factory=list)
     """Readable images over 24 megapixels: they work, and take long to decode."""
     blocker: str | None = None
-    """Why training could not go on, if it could not."""
+    """Why training could not start, if so."""
     left_out: list[LeftOut] = field(default_factory=list)
     """Files that are no images of the data set, by reason, with an example."""
     training: dict[str, int] = field(default_factory=dict)
@@ -94,8 +94,8 @@ class _Image:
 def survey(data: Dataset, progress: Callable[[int], object] = lambda _: None, *, seed: int = 0) -> Report:
     """Decode every image of an open data set and gather what a user should know.
 
-    `data` has the splits of its source; which ones a training with this seed would hold out is worked out
-    here. `progress` is called with the number of images that are done.
+    `data` has the splits of its source; what training with this seed would hold out is worked out here.
+    `progress` is called with the number of images that are done.
     """
     report = Report(
         {name: len(split) for name, split in data.splits.items()},
@@ -197,7 +197,7 @@ def _is_near_copy(split: Split, index: int, other: Split, number: int) -> bool:
             split.images.read(index, shortest=SMALLEST),
             other.images.read(number, shortest=SMALLEST),
         )
-    except DataError:  # it was there a moment ago
+    except DataError:  # it was readable a moment ago
         return False
     return near.alike(first, second)
 

@@ -1,4 +1,4 @@
-"""A few small pictures of a data set, as a sealed file holds them: made where the user allows it, and read
+"""A few small pictures of a data set, as a sealed file holds them: made only if the user allows it, and read
 with limits.
 
 They are there to be looked at; no prediction depends on them.
@@ -18,12 +18,12 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError
 
 ENTRY = "examples"
-"""Where they are in what a sealed file records about its model."""
+"""Their key in what a sealed file records about its model."""
 MOST = 16
 SIDE = 96
 """Pixels of the longer side; smaller pictures stay as they are."""
 LOSSLESS = 32
-"""Up to this side a picture is stored as PNG: a JPEG would show its own squares."""
+"""Up to this side a picture is stored as PNG: a JPEG would show block artefacts."""
 MOST_BYTES = 32_768
 """Of one encoded picture."""
 
@@ -59,7 +59,7 @@ def choose(
 
 
 def read(about: Mapping[str, Any]) -> list[tuple[str, str, bytes]]:
-    """Return the label, format and bytes of each thumbnail; what is none is passed over."""
+    """Return the label, format and bytes of each thumbnail; invalid ones are skipped."""
     entries = about.get(ENTRY)
     found = []
     for entry in entries[:MOST] if isinstance(entries, list) else []:

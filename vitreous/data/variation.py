@@ -1,4 +1,4 @@
-"""One affine map and one change of colours per image: how many epochs on small images stay new.
+"""One affine map and one change of colours per image, so that small images look new for many epochs.
 
 Written for a whole batch in a fixed number of tensor operations, and used on the host and on the device
 alike, so that both make the same images. The draws come from `draws`.
@@ -79,7 +79,7 @@ def _maps(draws: Tensor, strength: float, height: int, width: int) -> Tensor:
 
 
 def _moved(images: Tensor, maps: Tensor) -> Tensor:
-    """Take every pixel from its place in the source, between four pixels; beyond the edge lies a mirror."""
+    """Take every pixel from its place in the source, bilinearly; beyond its edge the image is mirrored."""
     grid = torch.stack(pixel_grid(maps, *images.shape[2:]), dim=3)
     moved = F.grid_sample(
         images.float(), grid, mode="bilinear", padding_mode="reflection", align_corners=False
@@ -88,7 +88,7 @@ def _moved(images: Tensor, maps: Tensor) -> Tensor:
 
 
 def _colored(images: Tensor, draws: Tensor, strength: float) -> Tensor:
-    """Invert, posterize, solarize, stretch, then brightness and contrast: one table; then saturation."""
+    """Stretch, invert, posterize, solarize, brightness and contrast as one table; then saturation."""
     u = [draw[:, None, None] for draw in draws.unbind(1)]
     table = levels(images).expand(len(images), images.shape[1], -1)
     table = torch.where(u[0] < strength * STRETCHED, stretched(images).float(), table)
@@ -98,7 +98,7 @@ def _colored(images: Tensor, draws: Tensor, strength: float) -> Tensor:
     solarized = torch.where(table >= 128 + 128 * u[5], 255 - table, table)
     table = torch.where(u[4] < strength * SOLARIZED, solarized, table)
     table = table * (1 + _where(u[6], ADJUSTED, _spread(u[7], strength * BRIGHTNESS)))
-    # Contrast is about the level that the image's mean has become: the pixels need no second look.
+    # The pivot of contrast is the level that the image's mean was mapped to: no second look at the pixels.
     mean = images.float().mean((2, 3)).round().long()[:, :, None]
     pivot = table.gather(2, mean).mean(1, keepdim=True)
     contrast = 1 + _where(u[8], ADJUSTED, _spread(u[9], strength * CONTRAST))

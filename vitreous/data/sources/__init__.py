@@ -1,1 +1,1 @@
-"""One module a kind of DATA, each with `open_source(path) → Found`; none of them decodes an image."""
+"""One module per kind of DATA, each from a source to a `Found`; none of them decodes an image file."""

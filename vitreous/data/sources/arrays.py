@@ -50,13 +50,13 @@ def arrays_found(
     *,
     mirror: bool = True,
 ) -> Found:
-    """Turn pixel and label arrays into findings."""
+    """Turn pixel and label arrays into a `Found`."""
     splits: dict[str, tuple[Images, list[Label]]] = {}
     for split, (images, targets) in loaded.items():
         if len(images) != len(targets):
             raise DataError(
-                f"{source}: {len(images):,} {split} images but {len(targets):,} labels: give one label an "
-                f"image"
+                f"{source}: {len(images):,} {split} images but {len(targets):,} labels: give one label "
+                f"per image"
             )
         prefix = (prefixes or {}).get(split, split)
         splits[split] = (ArrayImages(pixels(images, source), prefix), _labels(targets, names, source))
@@ -64,7 +64,7 @@ def arrays_found(
 
 
 def pixels(images: np.ndarray, source: str) -> np.ndarray:
-    """Return uint8 (N, H, W, C) of any usual array of images, or refuse it by name."""
+    """Return uint8 (N, H, W, C) of any usual array of images; refuse others, naming the source."""
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4:
@@ -79,7 +79,7 @@ def pixels(images: np.ndarray, source: str) -> np.ndarray:
 
 
 def levels(images: np.ndarray, source: str) -> np.ndarray:
-    """Return pixels of any usual type as uint8; other numbers are refused, as nobody knows their range."""
+    """Return pixels of any usual type as uint8; other numbers are refused, as their range is unknown."""
     if images.dtype == np.uint8:
         return np.ascontiguousarray(images)
     if images.dtype == bool:

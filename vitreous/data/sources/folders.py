@@ -7,15 +7,15 @@ from vitreous.data import pictures
 from vitreous.data.images import EncodedImages
 from vitreous.data.pictures import Tally
 from vitreous.data.sources.found import Found, Label, split_name
-from vitreous.errors import DataError
+from vitreous.errors import DataError, UnlabelledError
 
 UNLABELLED = "images"
 """The only class of pictures without labels."""
 
 
 def open_source(root: Path, labelled: bool = True) -> Found:
-    """Find the images below a folder; a class is the folder that an image lies in, named from the split's
-    root. `labelled=False`: all are of one class, wherever they lie."""
+    """Find the images below a folder; a class is the folder that an image lies in, named relative to the
+    split's root. `labelled=False`: all are of one class, wherever they lie."""
     roots, tally = split_roots(root), Tally()
     splits: dict[str, tuple[EncodedImages, list[Label]]] = {}
     for split, folder in roots:
@@ -31,7 +31,7 @@ def open_source(root: Path, labelled: bool = True) -> Found:
         raise DataError(f"{root}: no images found below it{expected}{_but(tally)}")
     classes = {label for _, labels in splits.values() for label in labels if isinstance(label, str)}
     if labelled and "train" in splits and len(classes) < 2:
-        raise DataError(
+        raise UnlabelledError(
             f"{root}: all images are of one class: put the images of each class into a folder of its own"
             f"{_but(tally)}"
         )
@@ -48,12 +48,12 @@ def open_image(path: Path) -> Found:
 def split_roots(root: Path) -> list[tuple[str, Path]]:
     """Return the split folders of a data set, or the folder itself as its training split."""
     children = [
-        child for child in sorted(root.iterdir()) if child.is_dir() and not child.name.startswith(".")
+        child for child in sorted(root.iterdir()) if os.path.isdir(child) and not child.name.startswith(".")
     ]
     named = [(name, child) for child in children if (name := split_name(child.name))]
     others = [child.name for child in children if not split_name(child.name)]
     if not named or (others and "train" not in {name for name, _ in named}):
-        return [("train", root)]  # a class may be called "test": splits are meant only where they stand alone
+        return [("train", root)]  # beside other folders and without "train", "test" may be a class
     return named
 
 
@@ -80,7 +80,7 @@ def _images(root: Path, folder: Path, labelled: bool, tally: Tally) -> tuple[Enc
         names.append(name)
         labels.append(label)
     if loose and not labels:
-        raise DataError(f"{folder}: {loose[0]} lies outside a class folder: {_expected()}")
+        raise UnlabelledError(f"{folder}: {loose[0]} lies outside a class folder: {_expected()}")
     for name in loose:
         tally.add(pictures.LOOSE, name)
     return EncodedImages(paths, names), labels
@@ -91,9 +91,10 @@ def _count_beside(root: Path, splits: set[Path], tally: Tally) -> None:
     for child in sorted(root.iterdir()):
         if child in splits:
             continue
-        if child.is_dir() and child.name.startswith("."):
+        is_folder = os.path.isdir(child)  # a link that can't be followed is none
+        if is_folder and child.name.startswith("."):
             tally.add(pictures.HIDDEN_FOLDER, child.name)
-        elif child.is_dir():
+        elif is_folder:
             for path, error in pictures.walk(str(child), tally, str(root)):
                 reason = pictures.NO_SPLIT if error is None else pictures.CLOSED
                 tally.add(reason, os.path.relpath(path, root))

@@ -1,8 +1,8 @@
-"""DATA that a program has open: a torch or Hugging Face `Dataset`, a list of pairs, or some of them by split.
+"""DATA that a program has open: a torch or Hugging Face `Dataset`, a list of pairs, or a dictionary by split.
 
 Each item is read once. Pictures of one size are kept as arrays; others, and bytes that are encoded already,
 are copied into one flat file in the cache, as those of a table are: loader workers read them from there.
-Neither library is imported: what an object can do tells what it is.
+Neither library is imported: objects are recognised by what they can do.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ from vitreous.data.images import ArrayImages, EncodedImages, Images, to_image, t
 from vitreous.data.sources.arrays import pixels as as_pixels
 from vitreous.data.sources.found import Found, Label, split_name
 from vitreous.data.sources.tables import LABEL_COLUMNS
-from vitreous.errors import DataError
+from vitreous.errors import DataError, UnlabelledError
 from vitreous.files import cache_root
 
 IMAGE_COLUMNS = ("image", "img", "picture", "pixels", "pixel_values", "x")
 MOST_ARRAYS = 1 << 30
 """Bytes of pixels that are kept in memory; more are compressed into a file."""
 PREFIX = "memory:"
-"""What the name of such data begins with, where it is written down."""
+"""What the recorded name of such data begins with."""
 
 
 class Item(NamedTuple):
@@ -51,7 +51,7 @@ class InMemory:
         for key, each in splits.items():
             name = split_name(str(key))
             if name is None or name in self.splits:
-                raise DataError(f"{key!r} is no split of its own: name datasets train, val and test")
+                raise DataError(f"{key!r} is not a split of its own: name datasets train, val and test")
             if not hasattr(each, "__getitem__") or not hasattr(each, "__len__"):
                 raise DataError(
                     f"{type(each).__name__} is no data: give a path, a name, or a dataset with a length "
@@ -120,7 +120,7 @@ def _column(names: Sequence[str], known: Sequence[str]) -> str | None:
 
 
 def _rows(dataset: Any) -> Any:
-    """Return the data set with its pictures as encoded bytes, where it can give them so (Hugging Face's)."""
+    """Return the data set with its pictures as encoded bytes, if it can give them (Hugging Face's)."""
     features = getattr(dataset, "features", None)
     if isinstance(features, Mapping) and hasattr(dataset, "cast_column"):
         for name, feature in features.items():
@@ -138,7 +138,7 @@ def _read(dataset: Any, split: str, source: str, labelled: bool) -> tuple[Images
         for number in range(len(rows)):
             item = _item(rows, number, source)
             if item.label is None and labelled:
-                raise DataError(f"{source}: item {number} has no label: give pairs of image and label")
+                raise UnlabelledError(f"{source}: item {number} has no label: give pairs of image and label")
             labels.append("" if item.label is None or not labelled else item.label)
             yield item.picture
 
@@ -146,7 +146,7 @@ def _read(dataset: Any, split: str, source: str, labelled: bool) -> tuple[Images
 
 
 def _require_steady(dataset: Any, source: str) -> None:
-    """Refuse a data set whose items change: the order and the randomness of a run are its own."""
+    """Refuse a data set whose items change: all randomness must be the run's own."""
     if len(dataset):
         first, again = (_item(dataset, 0, source).picture for _ in range(2))
         same = first == again if isinstance(first, bytes) else np.array_equal(first, again)
@@ -205,14 +205,16 @@ def _picture(value: Any, where: str) -> np.ndarray | bytes:
 
 def _label(value: Any, where: str) -> Label:
     """Return a class by number or name; a list of them where an image has several."""
-    if isinstance(value, str):
-        return value
-    if hasattr(value, "tolist"):  # a tensor or an array: of one number, or a yes or no for each class
+    if hasattr(value, "tolist"):  # a tensor or an array: of one class, or a 0 or 1 for each class
         value = value.tolist()
+        if isinstance(value, list) and len(value) == 1:  # MedMNIST's labels have the shape (1,)
+            value = value[0]
         if isinstance(value, list):
             if not all(each in (0, 1) for each in value):
-                raise DataError(f"{where}: its label {value!r:.60} is no yes or no for each class")
+                raise DataError(f"{where}: its label {value!r:.60} is not a 0 or 1 for each class")
             return [number for number, each in enumerate(value) if each]
+    if isinstance(value, str):
+        return value
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, list | tuple):

@@ -58,7 +58,7 @@ def is_at_hand(name: str, data_root: str | Path) -> bool:
 
 
 def _download(name: str, root: Path) -> None:
-    """Let torchvision download a set; without a network say so in one line."""
+    """Let torchvision download a set; without a network, fail with one line."""
     import torchvision.datasets
 
     kind, _, options = TORCHVISION[name]
@@ -153,7 +153,7 @@ def _by_torchvision(name: str, root: Path) -> Found | None:
     for split, option in options.items():
         try:
             part = getattr(torchvision.datasets, kind)(str(root), download=False, **option)
-        except Exception:  # torchvision raises what it likes for a set that is missing or half there
+        except Exception:  # torchvision raises errors of any kind for a set that is missing or incomplete
             return None
         files, targets = kept(part)
         paths = [str(file) for file in files]

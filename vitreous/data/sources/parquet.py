@@ -172,7 +172,7 @@ def _values(path: Path, name: str) -> list[Any]:
 
 
 def _unpacked(path: Path, name: str, count: int) -> EncodedImages:
-    """Copy a table's image bytes into one flat file, once, and return the ranges of it."""
+    """Copy a table's image bytes into one flat file, once, and return their ranges in it."""
     key = digest(stamp(str(path)) + name.encode()).hex()
     blob, index = (cache_root() / "tables" / f"{key}.{ending}" for ending in ("bytes", "npz"))
     arrays = load_arrays(index)

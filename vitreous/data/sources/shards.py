@@ -1,5 +1,5 @@
 """DATA as WebDataset tar shards: indexed once, then read by byte range in any order. Nothing is ever
-unpacked to disk, and no picture of a damaged shard is left out in silence."""
+unpacked to disk, and no picture of a damaged shard is silently left out."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def open_source(path: Path) -> Found:
 
 
 def _require_whole(shards: Sequence[Path]) -> None:
-    """Index all shards, and refuse the data if any is damaged: what they lost can't be told for sure."""
+    """Index all shards, and refuse the data if any is damaged: what they lost can't be known for sure."""
     damaged = []
     for shard in shards:
         try:
@@ -67,7 +67,7 @@ def _require_whole(shards: Sequence[Path]) -> None:
             damaged.append(str(error))
     if damaged:
         more = f"; and {len(damaged) - LISTED} more shards" if len(damaged) > LISTED else ""
-        raise DataError(f"{'; '.join(damaged[:LISTED])}{more}: copy the shard again, or take it away")
+        raise DataError(f"{'; '.join(damaged[:LISTED])}{more}: copy the shard again, or remove it")
 
 
 def _class_names(folder: Path) -> list[str] | None:
@@ -120,7 +120,7 @@ def shard_index(shard: Path) -> dict[str, np.ndarray]:
 
 
 def _missing(error: DamagedError, count: Path) -> str:
-    """Return how many samples a damaged shard has left and had before, as far as that can be told."""
+    """Return how many samples a damaged shard has left and had before, as far as that is known."""
     text = f": {_images(member.name for member in error.before):,} samples before that can be read"
     if error.after:
         text += f", {_images(error.after):,} after"

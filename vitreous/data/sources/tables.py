@@ -41,7 +41,7 @@ def open_csv(path: Path) -> Found:
 
 
 def from_columns(path: Path, columns: Mapping[str, Sequence[Any]], names: list[str] | None = None) -> Found:
-    """Make findings of a table's columns, whose paths are relative to the table's folder."""
+    """Turn a table's columns, whose paths are relative to the table's folder, into a `Found`."""
     file_column = column(path, columns, PATH_COLUMNS, "paths")
     label_column = column(path, columns, LABEL_COLUMNS, "labels")
     labels = parse_labels(columns[label_column], path)

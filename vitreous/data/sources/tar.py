@@ -1,5 +1,5 @@
-"""The members of a tar file, all of them or an error that says what is missing: Python's reader stops in
-silence at the first header that it can't read. Nothing is unpacked."""
+"""The members of a tar file, all of them or an error that says what is missing: Python's reader stops
+silently at the first header that it can't read. Nothing is unpacked."""
 
 import mmap
 import tarfile
@@ -25,7 +25,7 @@ class DamagedError(DataError):
     """A tar file that is damaged or cut off; the message says where."""
 
     def __init__(self, reason: str, before: list[Member], after: list[str] | None = None) -> None:
-        """`before`: members before the damage; `after`: names of those behind it, where they can be told."""
+        """`before`: members before the damage; `after`: names of those after it, where they are known."""
         super().__init__(reason)
         self.before, self.after = before, after
 
@@ -34,11 +34,11 @@ def read_members(path: Path) -> list[Member]:
     """Return a tar file's regular files, in order."""
     size = path.stat().st_size
     members: list[Member] = []
-    with tarfile.open(path, "r:") as archive:  # "r:": compressed archives can't be read at any place
+    with tarfile.open(path, "r:") as archive:  # "r:": compressed archives have no random access
         try:
             for member in archive:
                 end = member.offset_data + member.size
-                if member.size < 0:  # Python would go back, and round in circles
+                if member.size < 0:  # Python would go back, and loop for ever
                     raise DamagedError(f"damaged at byte {member.offset:,}", members)
                 if end > size and member.isreg():
                     raise DamagedError(f"ends {end - size:,} bytes early, in {member.name}", members)
