@@ -267,6 +267,23 @@ def test_compiled_code_is_kept_in_the_users_cache(tmp_path: Path, monkeypatch: p
         assert name not in os.environ  # no folder can be made: torch takes its own
 
 
+def test_settings_of_torch_are_put_back() -> None:
+    """Those that a run changes, also where it fails: here to unusual ones."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        with pytest.raises(ZeroDivisionError), parallel.join("cpu"):
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+            torch.set_float32_matmul_precision("high")  # as `prepare` does on a GPU
+            raise ZeroDivisionError
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cuda.enable_cudnn_sdp(before[1])
+
+
 def test_an_evaluation_is_not_compiled() -> None:
     calls: list[str] = []
 

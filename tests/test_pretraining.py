@@ -129,6 +129,14 @@ def test_models_from_which_patches_cannot_be_hidden(changes: dict[str, Any], mes
         patches.plain(model(**changes))
 
 
+def test_one_patch_is_too_few_to_hide_half_of_them() -> None:
+    settings = Preprocessing(image_size=(8, 8), mean=SETTINGS.mean, std=SETTINGS.std)
+    with pytest.raises(OptionError, match="masked needs 2 patches or more: use smaller patches or larger"):
+        Masked(model(image_size=(8, 8)), settings)
+    task = Masked(model(image_size=(8, 16)), settings)
+    assert task(batch(size=(8, 16)))[0].isfinite()
+
+
 # -- masked autoencoders -------------------------------------------------------------------------------------
 
 

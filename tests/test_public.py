@@ -125,3 +125,25 @@ def test_an_unknown_option_is_refused_before_anything_is_read(verb: str) -> None
     with pytest.raises(vitreous.VitreousError) as caught:
         getattr(vitreous, verb)(*arguments, **{f"{known}x": 1})
     assert str(caught.value) == f"{verb} has no option '{known}x'; did you mean {known}?"
+
+
+def test_without_the_modules_of_unix_there_is_everything_but_training(
+    digits_file: Path, tmp_path: Path
+) -> None:
+    """As on Windows, which has neither `fcntl` nor `resource`."""
+    program = """
+import sys
+sys.modules["fcntl"] = sys.modules["resource"] = None
+import torch, vitreous
+from vitreous import cli, parallel
+from vitreous.data import open_data
+classifier = vitreous.load(sys.argv[1])
+print(classifier.predict(open_data("digits").splits["test"].read(0, 1))[0].error)
+print(parallel.peak_memory(torch.device("cpu")))
+print(cli.main(["train", "digits", "--device", "cpu", "--out", "run"]))
+"""
+    arguments = [sys.executable, "-c", program, str(digits_file)]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.splitlines() == ["None", "0", "1"], done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "training needs Linux or macOS" in line and not (tmp_path / "run").exists()

@@ -8,7 +8,7 @@ import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from itertools import pairwise
@@ -121,8 +121,16 @@ def flag_name(field: "Field[Any]") -> str:
     return field.metadata.get("flag", field.name.replace("_", "-"))
 
 
+def refuse_unused(options: Any, names: Iterable[str], why: str) -> None:
+    """Refuse options, given by field name, that would change nothing; `why` names the reason: "with …"."""
+    known = {each.name: each for each in fields(options)}
+    for name in names:
+        if getattr(options, name) != known[name].default:
+            raise OptionError(f"--{flag_name(known[name])} has no effect {why}: leave it out")
+
+
 def takes(kind: type[Any]) -> Callable[[Function], Function]:
-    """Make a function's `**options` show as the fields of a dataclass, in its signature and its docstring."""
+    """Show a function's `**options` as the fields of a dataclass, in its signature and its docstring."""
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function)

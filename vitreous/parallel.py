@@ -9,11 +9,10 @@ import functools
 import hashlib
 import os
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeVar, cast
@@ -53,32 +52,45 @@ def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) ->
     """Enter the process group that torchrun's environment describes, or run alone without one.
 
     gloo carries CPU tensors, nccl those of GPUs; `timeout` is how long a rank waits for a lost one. The group
-    stays until the process ends: a second one at the same address would meet the leavings of the first.
+    stays until the process ends: a second one at the same address would meet what is left of the first.
+    torch's settings, which a run changes, are put back.
     """
-    # cuDNN's attention returned NaN gradients of finite inputs (bf16, torch 2.11, H200): flash does not, and
-    # `prepare` takes cuDNN's only with keys for which it can't (models/kernels.py).
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    _keep_compiled_code()
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
-        yield World(device=choose_device(device))
-        return
-    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
-    if not dist.is_initialized():
-        if chosen.type == "cuda":
-            torch.cuda.set_device(chosen)
-            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=chosen)
-        else:
-            dist.init_process_group("gloo", timeout=timeout)
-        atexit.register(_leave_group)
-    try:
-        yield World(device=chosen, rank=dist.get_rank(), size=dist.get_world_size())
-    except RuntimeError as error:
-        if not _lost_rank(error):
-            raise
-        raise TrainingError(
-            f"rank {dist.get_rank()} lost another rank ({str(error).splitlines()[0][-160:]}): run the same "
-            f"command again, or let torchrun do it with --max-restarts; it goes on from the last checkpoint"
-        ) from error
+    with _settings_kept():
+        # cuDNN's attention returned NaN gradients of finite inputs (bf16, torch 2.11, H200): flash does not,
+        # and `prepare` takes cuDNN's only with keys for which it can't (models/kernels.py).
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        _keep_compiled_code()
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
+            yield World(device=choose_device(device))
+            return
+        chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
+        if not dist.is_initialized():
+            if chosen.type == "cuda":
+                torch.cuda.set_device(chosen)
+                dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=chosen)
+            else:
+                dist.init_process_group("gloo", timeout=timeout)
+            atexit.register(_leave_group)
+        try:
+            yield World(device=chosen, rank=dist.get_rank(), size=dist.get_world_size())
+        except RuntimeError as error:
+            if not _lost_rank(error):
+                raise
+            raise TrainingError(
+                f"rank {dist.get_rank()} lost another rank ({str(error).splitlines()[0][-160:]}): run the "
+                f"same command again, or let torchrun do it with --max-restarts; it goes on from the last "
+                f"checkpoint"
+            ) from error
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Give torch its settings back in the end: who trains may compute with others of their own."""
+    with ExitStack() as stack:
+        with suppress(RuntimeError):  # torch can't tell where its newer settings were used as well
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        stack.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
+        yield
 
 
 def _keep_compiled_code() -> None:
@@ -89,14 +101,14 @@ def _keep_compiled_code() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return  # torch has a folder of its own for temporary files
+        return  # torch falls back to a temporary folder of its own
     if os.access(folder, os.W_OK):
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
 
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Let modules run as they are written: a few images are evaluated before a compiler has read the code."""
+    """Let modules run uncompiled: a few images are evaluated in less time than compiling would take."""
     if "torch._dynamo" not in sys.modules:  # nothing was compiled
         yield
         return
@@ -189,9 +201,8 @@ def prepare(
         for block in blocks(module):
             block.forward = _recomputed(block.forward)
     if precision == "bf16" and world.device.type == "cuda":
-        torch.set_float32_matmul_precision(
-            "high"
-        )  # the few float32 products left are not worth full precision
+        # The few float32 products left are not worth full precision.
+        torch.set_float32_matmul_precision("high")
         for part in module.modules():
             if isinstance(part, Attention):
                 part.cudnn = cudnn_attends(world.device, part.head_width)
@@ -220,14 +231,14 @@ def _channels_last(module: nn.Module, world: World, precision: config.Precision)
 
 @functools.cache
 def cudnn_attends(device: torch.device, head_width: int) -> bool:
-    """Try cuDNN's attention once, backwards too: whether it is there, and gives what it should."""
+    """Try cuDNN's attention once, with its backward pass: whether it is there, and right."""
     inputs = torch.randn(3, 2, 2, 77, head_width, generator=torch.Generator().manual_seed(0))
     halves, exact = inputs.to(device, torch.bfloat16).requires_grad_(), inputs.double().requires_grad_()
     scale = head_width**-0.5
     try:
         q, k, v = halves.unbind()
         kernels.cudnn_attention(q, k, v, scale).square().sum().backward()
-    except RuntimeError:  # an older GPU, another maker's, a width that it does not know
+    except RuntimeError:  # an older GPU, another maker's, or an unsupported width
         return False
     q, k, v = exact.unbind()
     kernels.attention(q, k, v, scale=scale).square().sum().backward()
@@ -335,7 +346,7 @@ def broadcast(value: Value, world: World) -> Value:
 
 
 def on_main(work: Callable[[], object], world: World) -> None:
-    """Do it on rank 0 alone; an error there that a user can cause is raised on every rank."""
+    """Do the work on rank 0 alone; an error there that a user can cause is raised on every rank."""
     problem: VitreousError | None = None
     if world.is_main:
         try:
@@ -373,18 +384,23 @@ def load_whole(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether the error means that the device has no room, of whatever kind the device is."""
+    """Tell whether the error means that the device is out of memory, whatever kind of device it is."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the most bytes that were held at once: by tensors on a GPU, by the process on a CPU."""
+    """Return the most bytes that were held at once: by tensors on a GPU, by the process on a CPU; 0 where the
+    system does not tell (Windows)."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if device.type == "mps":
         return torch.mps.driver_allocated_memory()
+    try:
+        import resource
+    except ImportError:
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

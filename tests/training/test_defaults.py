@@ -271,7 +271,7 @@ def test_times_are_read() -> None:
     for wrong in ("", "m", "-3s", "ten", "infs", "nan"):
         with pytest.raises(OptionError, match="is not understood"):
             seconds(wrong)
-    with pytest.raises(OptionError, match="time '0s' is none at all"):
+    with pytest.raises(OptionError, match="time '0s' is zero"):
         seconds("0s")
     plan = choose(TrainConfig(time_budget="10m"), CIFAR)
     assert plan.time_budget == 600.0 and plan.epochs is None

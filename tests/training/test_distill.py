@@ -289,6 +289,12 @@ def test_another_teacher_is_refused(taught: Result, data: str, teacher: str, tmp
         ({"teacher_share": 1.1}, "--teacher-share 1.1 is out of range"),
         ({"temperature": 0.0}, "--temperature 0.0 is out of range"),
         ({"fit": "pad"}, "--fit pad hides patches"),
+        ({"distance": "smooth_l1"}, "--distance has no effect with --match token"),
+        ({"temperature": 2.0}, "--temperature has no effect on hard targets"),
+        ({"match": "features", "teacher_share": 0.5}, "--teacher-share has no effect with --match features"),
+        ({"match": "features", "loss": "sigmoid"}, "--loss has no effect with --match features"),
+        ({"match": "logits", "label_smoothing": 0.2}, "--label-smoothing has no effect with --match logits"),
+        ({"unmixed": 0.5, "mixup": 0.0}, "--unmixed has no effect where no image is mixed"),
     ],
 )
 def test_what_no_teacher_can_do(

@@ -1,6 +1,7 @@
 """The run folder: one process, one set of options, and a disk that may be full."""
 
 import errno
+import fcntl
 import json
 import os
 import time
@@ -136,6 +137,25 @@ def test_a_run_without_a_folder_is_named_by_its_data(
     assert (tmp_path / "runs" / "stripes" / "results.json").is_file()
 
 
+def test_data_without_a_name_of_its_own_stays_in_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos" / "more").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "photos" / "more")
+    names = {data: next(folder.names(data)) for data in (".", "..", "../", "/", "memory:pairs", "cifar10")}
+    assert {data: str(path) for data, path in names.items()} == {
+        **{".": "runs/more", "..": "runs/photos", "../": "runs/photos", "/": "runs/data"},
+        **{"memory:pairs": "runs/pairs", "cifar10": "runs/cifar10"},
+    }
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".best.safetensors.4711.part").write_bytes(b"half")
+    (tmp_path / "best.safetensors").write_bytes(b"whole")
+    RunLock(tmp_path).release()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "best.safetensors"]
+
+
 def test_a_second_experiment_gets_a_number_and_the_same_command_its_own_run(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,7 +205,17 @@ def test_an_unfinished_folder_in_use_is_passed_over_unless_it_is_the_same_run(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nosuch"], ["digits", "--model", "nonsense"], ["digits", "--image-size", "1"]]
+    "arguments",
+    [
+        ["nosuch"],
+        ["digits", "--model", "nonsense"],
+        ["digits", "--image-size", "1"],
+        ["digits", "--ema", "1.5"],
+        ["digits", "--label-smoothing", "1.5"],
+        ["digits", "--layer-decay", "0"],
+        ["digits", "--binary-targets"],
+        ["digits", "--out", "mine", "--workers", "-1"],
+    ],
 )
 def test_a_start_that_is_refused_leaves_nothing_behind(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,7 +231,7 @@ def test_a_lock_that_its_owner_took_away_holds_nothing(
     """Another process ends between our opening of the file and our hold on it."""
     run = tmp_path / "run"
     first = RunLock(run)
-    real, calls = folder.fcntl.flock, []
+    real, calls = fcntl.flock, []
 
     def flock(file: Any, how: int) -> None:
         calls.append(how)
@@ -209,7 +239,7 @@ def test_a_lock_that_its_owner_took_away_holds_nothing(
             first.release()
         real(file, how)
 
-    monkeypatch.setattr(folder.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     second = RunLock(run)
     assert len(calls) == 2
     with pytest.raises(ResumeError, match="is in use"):

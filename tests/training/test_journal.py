@@ -38,11 +38,18 @@ def test_going_on_forgets_what_came_after(tmp_path: Path) -> None:
     assert [record["step"] for record in read(tmp_path / "metrics.jsonl")] == [2, 3]
 
 
-def test_a_file_that_is_not_ours_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nsomething else\n{"step": 2}\n')
-    with pytest.raises(json.JSONDecodeError):
-        Journal(tmp_path)
-    assert "something else" in (tmp_path / "metrics.jsonl").read_text()
+def test_damaged_lines_stop_nothing_and_are_not_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flipped bit, or a file that is not ours."""
+    path = tmp_path / "metrics.jsonl"
+    written = b'{"step": 1}\nsomething else\n[2]\n{"step": 2, "loss\xff": 1}\n{"step": "3"}\n{"step": 4}\n'
+    path.write_bytes(written)
+    assert [record["step"] for record in read(path)] == [1, 2, 4]
+    Journal(tmp_path, step=4).close()
+    assert "3 damaged lines are left out; the file is kept as metrics.damaged" in capsys.readouterr().err
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 4]
+    assert (tmp_path / "metrics.damaged").read_bytes() == written
 
 
 def test_no_number_that_json_lacks_is_written(tmp_path: Path) -> None:

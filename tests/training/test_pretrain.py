@@ -29,9 +29,12 @@ from vitreous.training.state import State
 
 OPTIONS = PretrainConfig(
     image_size=(16,), patch_size=(4,), batch_size=16, epochs=2, device="cpu", lr=1e-3, crop_scale=(0.4, 1.0),
-    decoder_width=32, prototypes=16, local_crops=2,
 )  # fmt: skip
-OBJECTIVES = ("masked", "mae", "dino")
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "masked": {},
+    "mae": {"decoder_width": 32},
+    "dino": {"prototypes": 16, "local_crops": 2},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +44,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(objective: str, out: Path, **changes: Any) -> PretrainConfig:
-    return replace(OPTIONS, objective=objective, out=str(out), **changes)  # type: ignore[arg-type]
+    given: dict[str, Any] = {**OBJECTIVES[objective], **changes, "out": str(out)}
+    return replace(OPTIONS, objective=objective, **given)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -263,9 +267,18 @@ def test_weight_decay_grows_along_a_cosine(
         ({"mask_ratio": 0.01}, "hides none of the 16 patches"),
         ({"decoder_width": 30}, "--decoder-width 30 is not a multiple of 4"),
         ({"decoder_depth": 0}, "--decoder-depth 0 is out of range"),
-        ({"local_scale": (0.5, 0.2)}, "--local-scale 0.5 0.2 is out of range"),
-        ({"fit": "pad"}, "--fit pad leaves patches that show nothing"),
-        ({"mixup": 0.8}, "--mixup mixes images"),
+        ({"objective": "dino", "local_scale": (0.5, 0.2)}, "--local-scale 0.5 0.2 is out of range"),
+        ({"fit": "pad", "crop_scale": None}, "--fit pad leaves patches that show nothing"),
+        ({"mixup": 0.8}, "--mixup 0.8 mixes images"),
+        ({"augment": "mix"}, "--mixup 0.8 mixes images"),
+        ({"label_smoothing": 0.1}, "--label-smoothing has no effect in pre-training"),
+        ({"loss": "sigmoid"}, "--loss has no effect in pre-training"),
+        ({"balance": "loss"}, "--balance loss weighs the loss of labels"),
+        ({"local_crops": 4}, "--local-crops has no effect with --objective mae: leave it out"),
+        ({"target": "pixels"}, "--target has no effect with --objective mae"),
+        ({"objective": "masked", "mask_ratio": 0.5}, "--mask-ratio has no effect with --objective masked"),
+        ({"objective": "dino", "decoder_depth": 1}, "--decoder-depth has no effect with --objective dino"),
+        ({"mix_probability": 0.5}, "--mix-probability has no effect where no image is mixed"),
         ({"objective": "dino", "shard": True}, "--shard can't split dino's teacher"),
         ({"objective": "dino", "crop_scale": (0.0, 0.0)}, "give a --crop-scale"),
         ({"model": "R50+ViT-B/16", "image_size": None, "patch_size": None}, "a plain ViT"),
@@ -274,4 +287,5 @@ def test_weight_decay_grows_along_a_cosine(
 )
 def test_wrong_options_are_one_line(data: str, tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     with pytest.raises((OptionError, vitreous.errors.VitreousError), match=line):
-        pretrain(data, replace(options("mae", tmp_path / "run"), **changes))
+        pretrain(data, options(**{"objective": "mae", "out": tmp_path / "run", **changes}))
+    assert not (tmp_path / "run" / "config.json").exists()

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from tests.forks import FORKS
-from tests.training.runs import assert_same_run, assert_same_weights, run, slow, weights
+from tests.training.runs import assert_same_run, assert_same_weights, records, run, slow, weights
 from vitreous.data import Batch
 from vitreous.data.host import HostLoader
 from vitreous.errors import DataError
+from vitreous.objectives.supervised import Supervised
 from vitreous.training import Result
 from vitreous.training.signals import StopSignal
 
@@ -58,6 +59,35 @@ def test_what_nohup_started_outlives_its_terminal() -> None:
             assert not stop.received
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def _stopped_while_evaluating(data: str, out: Path, last: bool) -> None:
+    """Get a signal as the first evaluation begins, or as the last does."""
+    evaluate, count = Supervised.evaluate, 0
+
+    def interrupted(self: Supervised, *arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == (6 if last else 1):
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(self, *arguments)
+
+    Supervised.evaluate = interrupted  # type: ignore[method-assign]
+    run(data, out)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_an_evaluation_that_a_signal_stopped_is_made_up_for(
+    data: str, tmp_path: Path, undisturbed: Result, last: bool
+) -> None:
+    """The model that it would have chosen is chosen all the same."""
+    child = FORKS.Process(target=_stopped_while_evaluating, args=(data, tmp_path / "run", last))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 143
+    assert len(records(tmp_path / "run", "val")) == (5 if last else 0)
+    run(data, tmp_path / "run")
+    assert_same_run(tmp_path / "run", undisturbed)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Evaluation(Protocol):
 
 
 class Objective(nn.Module):
-    """The one signature. What is not overridden suits a task that has nothing but a loss."""
+    """The interface of a task; its defaults suit one that has nothing but a loss."""
 
     model: Model
     views = 1
@@ -38,15 +38,15 @@ class Objective(nn.Module):
     small: SmallViews | None = None
     """Further views of each image, smaller crops of it (`Batch.small`)."""
     frozen: Sequence[nn.Module] = ()
-    """Modules that compute for it and learn nothing, such as a teacher: compiled with it, never saved."""
+    """Modules that it calls and that learn nothing, such as a teacher: compiled with it, never saved."""
     headline = "loss"
     """The figure that the model card shows first."""
     whole_passes = True
-    """Whether the model passes once over the whole of each image: else no MFU is told, which counts that."""
+    """Whether the model passes once over the whole of each image: MFU assumes it, and else is not given."""
 
     @property
     def kept(self) -> Model:
-        """The model that is evaluated and sealed: mostly the one that learns."""
+        """The model that is evaluated and sealed: usually the one that learns."""
         return self.model
 
     def before_step(self, progress: float) -> None:
@@ -64,7 +64,7 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def after_update(self, step: int, refused: Tensor | None) -> None:
-        """Follow an update of the weights, such as with an average of them that teaches.
+        """React to an update of the weights, such as by moving a teacher that is their average.
 
         It must not wait for the device. `refused`: a flag on the device; where it is true nothing has moved,
         and nothing must move here.
@@ -77,16 +77,16 @@ class Objective(nn.Module):
         return collect(self, loader, inference)
 
     def score(self, figures: Mapping[str, float]) -> list[float]:
-        """Return what makes one evaluation better than another: the first entry, of equal ones the next."""
+        """Return what evaluations are ranked by, higher is better; the next entry decides between equals."""
         return [-figures["loss"]]
 
     def trouble(self, figures: Mapping[str, float]) -> str | None:
-        """Say what is wrong with an evaluation's figures and what helps, where the run can't come to good."""
+        """Return what is wrong with an evaluation's figures and what helps; None: the run may succeed."""
         return None
 
     def preview(self, batch: Batch) -> Sequence[tuple[str, Tensor]]:
-        """Return pictures of what the model makes of some images, each (B, C, H, W) in 0 to 1, with what
-        they show; nothing, where there is nothing to see."""
+        """Return titles with pictures, each (B, C, H, W) in 0 to 1, of what the model makes of some images;
+        none if there is nothing to see."""
         return ()
 
     def sealed(self) -> dict[str, Any]:
@@ -112,6 +112,6 @@ def builder(name: str) -> Build:
 
 
 def listed(labels: Sequence[str], most: int = 20) -> str:
-    """Return class names for a sentence; of many the first few."""
+    """Return class names for a sentence; if there are many, the first few."""
     more = f" and {len(labels) - most:,} more" if len(labels) > most else ""
     return ", ".join(label.replace("|", "\\|") for label in labels[:most]) + more

@@ -1,5 +1,5 @@
 """Self-distillation without labels (DINO, arXiv 2104.14294): a student sees small and large crops of an image
-and answers as its own slow average does, which sees the large ones.
+and learns to answer like its own slow average, which sees only the large ones.
 
 Letters: B batch, V large views, S small views, D width, K prototypes.
 """
@@ -34,17 +34,17 @@ CENTER_MOMENTUM = 0.9
 HELD = 0.01
 """Part of the run over which the prototypes don't move."""
 HIDDEN, BOTTLENECK = 2048, 256
-"""Widths of the head; of a narrow model it is eight times as wide as that."""
+"""Widths of the head; the first is at most eight times the model's."""
 ALIKE = 0.999
-"""Share of the largest entropy from which on a teacher has no opinion."""
+"""Share of the largest entropy above which a teacher has no opinion."""
 YOUNG = 0.3
-"""Part of the run in which it need not have any yet."""
+"""Part of the run in which the teacher need not have one yet."""
 FEW = 1.5
-"""Prototypes that are used, over all images, below which they all have the same answer."""
+"""Number of prototypes in use, over all images, below which all images get the same answer."""
 
 
 class Settings(Protocol):
-    """What of a plan this task needs."""
+    """What this task needs of a plan."""
 
     @property
     def preprocessing(self) -> Preprocessing: ...
@@ -65,18 +65,18 @@ def build(model: Model, plan: Settings, dataset: Dataset) -> "Dino":
 
 
 def able(model: Model) -> VisionTransformer:
-    """Return the model where it can see crops of two sizes; refuse it where it can't."""
+    """Return the model if it can see crops of two sizes; else refuse it."""
     if not isinstance(model, VisionTransformer) or model.config.frames is not None:
         raise OptionError("dino is for ViTs of images: choose another --model")
     if model.config.positions == "relative":
         raise OptionError(
-            "dino shows crops of two sizes, and relative positions are of one: choose a --model with others"
+            "dino shows crops of two sizes, and relative positions fit one: choose a --model with others"
         )
     return model
 
 
 class Head(nn.Module):
-    """From a vector of the encoder to the scores of prototypes, which are directions; thrown away later."""
+    """Scores prototypes, which are directions, for a vector of the encoder; thrown away later."""
 
     def __init__(self, width: int, prototypes: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Head(nn.Module):
 
 
 class Dino(Unlabelled):
-    """Answer for every crop of an image as the average of oneself does for its large ones."""
+    """Answer for every crop of an image as the model's own average does for the large ones."""
 
     views = 2
     whole_passes = False
@@ -189,13 +189,13 @@ class Dino(Unlabelled):
         return self.head(torch.cat(vectors), self.moving).unflatten(0, (views, len(batch)))
 
     def targets(self, scores: Tensor) -> Tensor:
-        """Return the teacher's probabilities: centred, against one prototype for all; sharpened, against all
-        alike."""
+        """Return the teacher's probabilities: centred, so that no prototype takes all images, and sharpened,
+        so that not all prototypes are equally likely."""
         return ((scores.float() - self.center) / self.temperature).softmax(-1)
 
     @torch.no_grad()
     def after_update(self, step: int, refused: Tensor | None) -> None:
-        """Let the teacher and its centre follow."""
+        """Let the teacher follow the student, and the centre the teacher's scores."""
         keep = 1.0 if refused is None else 1.0 - refused.float()
         towards = (1.0 - self.momentum) * keep
         student = dict(self.vit.named_parameters(prefix="model"))
@@ -206,7 +206,7 @@ class Dino(Unlabelled):
         self.center += (total / count.clamp(min=1.0) - self.center) * ((1.0 - CENTER_MOMENTUM) * keep)
 
     def evaluate(self, loader: Loader, inference: Inference) -> Evaluation:
-        """Measure also among how many prototypes the teacher's answers are spread, over all images."""
+        """Also measure over how many prototypes the teacher's answers to all images are spread."""
         self.answers.zero_()
         found = super().evaluate(loader, inference)
         shares = parallel.added_up(self.answers)
@@ -220,7 +220,7 @@ class Dino(Unlabelled):
         return [figures["knn"] if "knn" in figures else figures["effective_rank"]]
 
     def trouble(self, figures: Mapping[str, float]) -> str | None:
-        """Say that features have collapsed, or that the teacher can't tell images apart."""
+        """Return that features have collapsed, or that the teacher can't tell images apart, if so."""
         uniform = math.log(len(self.center))
         if figures["prototypes_used"] < FEW:
             return (
@@ -235,9 +235,9 @@ class Dino(Unlabelled):
 
 
 def pair_losses(targets: Tensor, scores: Tensor) -> Tensor:  # (G, B, K), (V, B, K) → (B,)
-    """Return each image's cross entropy, over all pairs of a teacher's and another view of the student.
+    """Return each image's cross entropy, over all pairs of a teacher's view and another view of the student.
 
-    Of a single view, as in evaluation, it is that of the view with itself."""
+    A single view, as in evaluation, is paired with itself."""
     logs = (scores.float() / STUDENT_TEMPERATURE).log_softmax(-1)
     losses = -torch.einsum("gbk,vbk->gvb", targets, logs)
     if losses.shape[1] == 1:

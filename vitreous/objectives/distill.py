@@ -25,7 +25,7 @@ Distance = Literal["cosine", "smooth_l1"]
 
 
 class Settings(supervised.Settings, Protocol):
-    """What of a plan this task needs."""
+    """What this task needs of a plan."""
 
     @property
     def preprocessing(self) -> Preprocessing: ...
@@ -55,7 +55,7 @@ def build(model: Model, plan: Settings, dataset: Dataset) -> Objective:
 
 
 def class_columns(known: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return which of the teacher's classes the data's classes are, by name."""
+    """Return the place of each of the data's classes among the teacher's, by name."""
     places = {name: place for place, name in enumerate(known)}
     missing = [name for name in wanted if name not in places]
     if missing:
@@ -73,13 +73,13 @@ class Teacher:
     """
 
     def __init__(self, classifier: Classifier, student: Preprocessing) -> None:
-        """`student` is how the images come that it will be shown."""
+        """`student`: the preprocessing of the images that it will be shown."""
         self.model = classifier.model.eval().requires_grad_(False)
         own = classifier.preprocess.preprocessing
         if own.channels != student.channels:
             raise OptionError(
                 f"the teacher sees {own.channels} channels and the student {student.channels}: "
-                f"load a teacher of as many"
+                f"load a teacher with as many"
             )
         self.size, self.interpolation = own.image_size, own.interpolation
         # (x * std + mean - own mean) / own std as one product and one sum.
@@ -101,7 +101,7 @@ class Teacher:
             return seen
         mode = self.interpolation if self.interpolation in ("bilinear", "bicubic") else "bicubic"
         resized = F.interpolate(seen, size=self.size, mode=mode, antialias=True)
-        return resized.clamp(self.lowest, self.highest)  # bicubic filters go beyond black and white
+        return resized.clamp(self.lowest, self.highest)  # bicubic filters overshoot black and white
 
     def logits(self, images: Tensor) -> Tensor:
         """Return its answers (B, K), cut off from any gradient."""
@@ -118,7 +118,7 @@ class Teacher:
 
 
 class Answers(Supervised):
-    """Tell the class as the labels and the teacher do, who sees the very same crop.
+    """Learn the class from the labels, and from a teacher that sees the very same crop.
 
     A student with a distillation token learns labels by its class token and the teacher by the other;
     without one the same logits learn both.
@@ -161,7 +161,7 @@ class Answers(Supervised):
         return losses.sum() / images, metrics
 
     def _logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the labels teach, and what the teacher teaches, both (B, K)."""
+        """Return the logits that learn from the labels, and those that learn from the teacher; (B, K)."""
         if isinstance(self.model, VisionTransformer) and self.model.config.distilled:
             own, matching = self.model.forward_heads(self.model.forward_features(images))
             return own.float(), matching.float()
@@ -177,9 +177,9 @@ class Answers(Supervised):
 
 
 class Features(Objective):
-    """Give the teacher's features, for the whole image and at every place; no labels take part.
+    """Reproduce the teacher's features, of the whole image and at every place; no labels take part.
 
-    The two layers between both widths are thrown away with the task.
+    The two layers from the student's widths to the teacher's are thrown away with the task.
     """
 
     def __init__(self, model: Model, teacher: Teacher, *, distance: Distance = "cosine") -> None:

@@ -27,7 +27,7 @@ EPSILON = 1e-6
 
 
 class Settings(Protocol):
-    """What of a plan this task needs."""
+    """What this task needs of a plan."""
 
     @property
     def preprocessing(self) -> Preprocessing: ...
@@ -56,7 +56,7 @@ class Decoder(nn.Module):
     def __init__(self, encoder: ViTConfig, width: int, depth: int) -> None:
         super().__init__()
         if width % 4:
-            raise OptionError(f"--decoder-width {width} is not a multiple of 4: its positions are sines")
+            raise OptionError(f"--decoder-width {width} is not a multiple of 4: give one, as 128")
         heads = next(heads for heads in (max(1, width // 32), 4, 2, 1) if width % heads == 0)
         shape = replace(
             encoder, width=width, depth=depth, heads=heads, mlp_width=4 * width, activation="gelu",
@@ -107,7 +107,7 @@ class MaskedAutoencoder(Unlabelled):
         super().__init__(model, preprocessing, dataset)
         if model.config.positions == "relative":
             raise OptionError(
-                "mae drops patches, and relative positions are of all of them: choose a --model with others"
+                "mae drops patches, and relative positions need all of them: choose a --model with others"
             )
         self.decoder = Decoder(model.config, width, depth)
         self.seen = max(1, round((1.0 - hidden) * model.config.patches))

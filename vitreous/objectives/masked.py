@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitreous.config import Preprocessing
 from vitreous.data import Batch, Dataset, draws
+from vitreous.errors import OptionError
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
 from vitreous.objectives import patches
@@ -19,9 +20,9 @@ from vitreous.objectives.unlabelled import Unlabelled
 
 Target = Literal["color", "small", "pixels"]
 CORRUPTED = 0.5
-"""Share of the patches that are corrupted; the loss is of these alone."""
+"""Share of the patches that are corrupted; they alone count towards the loss."""
 HIDDEN, EXCHANGED = 0.8, 0.1
-"""Of the corrupted patches so many are hidden, and so many show another one; the rest stay as they are."""
+"""Shares of the corrupted patches that are hidden, and that show another patch; the rest stay as they are."""
 LEVELS = 8
 """3 bits."""
 SMALL = 4
@@ -29,7 +30,7 @@ SMALL = 4
 
 
 class Settings(Protocol):
-    """What of a plan this task needs."""
+    """What this task needs of a plan."""
 
     @property
     def preprocessing(self) -> Preprocessing: ...
@@ -60,6 +61,8 @@ class Masked(Unlabelled):
         super().__init__(model, preprocessing, dataset)
         self.target: Target = target
         config = model.config
+        if config.patches < 2:  # half of one is none
+            raise OptionError("masked needs 2 patches or more: use smaller patches or larger images")
         self.colors = LEVELS**config.in_channels
         values = {
             "color": self.colors,
@@ -74,9 +77,8 @@ class Masked(Unlabelled):
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         order, tokens = self.see(batch)
-        corrupted = order.argsort(1)[
-            :, : round(CORRUPTED * order.shape[1])
-        ]  # (B, n), all others have no loss
+        # (B, n): all others have no loss
+        corrupted = order.argsort(1)[:, : round(CORRUPTED * order.shape[1])]
         cells = patches.taken(patches.cut(batch.images, self.vit.config.patch_size), corrupted)
         predicted = self.to_target(patches.taken(tokens, corrupted)).float()
         losses, right = self.losses(predicted, cells)  # (B, n) each
@@ -95,8 +97,8 @@ class Masked(Unlabelled):
         return order, patches.encode(model, model.place(seen))[:, model.config.prefix :]
 
     def losses(self, predicted: Tensor, cells: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the loss of each patch, of normalised pixels (B, n, C, P, P), and the share of its colours
-        that are right, if it has any; (B, n)."""
+        """Return the loss of each patch, given its normalised pixels (B, n, C, P, P), and the share of its
+        colours that are right, if colours are the target; (B, n) each."""
         if self.target == "pixels":
             return (predicted - cells.flatten(2)).square().mean(-1), None
         side = 1 if self.target == "color" else SMALL

@@ -14,7 +14,7 @@ from vitreous.models.weights import Model
 
 
 def plain(model: Model) -> VisionTransformer:
-    """Return the model where patches can be hidden from it; refuse it where they can't."""
+    """Return the model if patches can be hidden from it; else refuse it."""
     if not isinstance(model, VisionTransformer) or model.config.stem is not None:
         raise OptionError(
             "patches can only be hidden from a plain ViT, which cuts them out of the image: "
@@ -31,7 +31,7 @@ def plain(model: Model) -> VisionTransformer:
 
 
 def encode(model: VisionTransformer, tokens: Tensor, geometry: Geometry | None = None) -> Tensor:
-    """Return the encoder's normalised tokens, from z_0; also where norms come after pooling."""
+    """Return the encoder's tokens, from z_0: normalised, even where the model's norm comes after pooling."""
     return model.fc_norm(model.run_blocks(tokens, geometry or model.geometry()))
 
 
@@ -49,7 +49,7 @@ def joined(cells: Tensor, config: ViTConfig) -> Tensor:  # (B, N, C, P, P) → (
 
 
 def where(chosen: Tensor, cells: Tensor, others: Tensor) -> Tensor:  # (B, N), (B, N, C, P, P) twice
-    """Return the chosen patches of the first, and the rest of the second."""
+    """Return the chosen patches of `cells`, and the rest of `others`."""
     return torch.where(chosen[:, :, None, None, None], cells, others)
 
 

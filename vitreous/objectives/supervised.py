@@ -1,4 +1,4 @@
-"""Learning from labels: softmax cross entropy, or a sigmoid for each class; nothing of how images are varied.
+"""Learning from labels: softmax cross entropy, or a sigmoid for each class; never how images are varied.
 
 Letters: B batch, K classes.
 """
@@ -23,7 +23,7 @@ from vitreous.objectives import Evaluation, Objective, listed
 
 
 class Settings(Protocol):
-    """What of a plan this task needs."""
+    """What this task needs of a plan."""
 
     @property
     def loss(self) -> Loss: ...
@@ -77,7 +77,7 @@ class Supervised(Objective):
     `softmax`: one label per image, or a distribution over labels (Mixup, CutMix). `sigmoid`: a yes or no for
     each class, summed over classes; for images with several labels, and the alternative that the paper took
     for pre-training and DeiT III (arXiv 2204.07118) for ImageNet. `positive_above` 0.0 is DeiT III's reading
-    of mixed labels: every class that is mixed in is fully there.
+    of mixed labels: every class that is mixed in counts as fully there.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Supervised(Objective):
         logits = self.model(batch.images, batch.mask)
         losses = self.losses(logits.float(), batch.targets)  # (B,)
         images = max(1, len(losses))  # a rank may have none of a small batch
-        # With several labels this is no accuracy as evaluations mean it, which asks for all of them.
+        # With several labels this is not the accuracy of evaluations, which asks for all of them.
         name = "accuracy" if self.loss == "softmax" or batch.targets.ndim == 1 else "best_label_right"
         return losses.sum() / images, {name: correct(logits, batch.targets).sum() / images}
 
@@ -146,7 +146,7 @@ class Supervised(Objective):
         return [figures[self.headline], -figures["loss"]]
 
     def sealed(self) -> dict[str, Any]:
-        """Return that images may have several labels, where they may."""
+        """Return that images may have several labels, if they may."""
         return {"multilabel": True} if self.multilabel else {}
 
     def card(self, dataset: Dataset, preprocessing: Preprocessing) -> tuple[str, str]:
@@ -164,7 +164,7 @@ class Supervised(Objective):
 
 
 def correct(logits: Tensor, targets: Tensor) -> Tensor:
-    """Tell for each image whether its highest score is right: its label, its largest, or one of several."""
+    """Tell for each image if its best class is right: its label, the largest of a mix, or one of several."""
     best = logits.detach().argmax(dim=1)
     if targets.ndim == 1:
         return best == targets

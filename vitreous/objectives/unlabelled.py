@@ -1,4 +1,4 @@
-"""What the tasks without labels share: how they are watched, and what they leave behind."""
+"""What the tasks without labels share: how they are evaluated, and what they leave behind."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from vitreous.objectives import Evaluation, Objective
 
 
 class Unlabelled(Objective):
-    """A task of a ViT that looks at images alone; labels, where there are any, only watch."""
+    """A task of a ViT that learns from images alone; labels, if there are any, only measure how it does."""
 
     mean: Tensor  # (C, 1, 1)
     std: Tensor
@@ -43,7 +43,7 @@ class Unlabelled(Objective):
         return (images.float() * self.std + self.mean).clamp(0.0, 1.0)
 
     def evaluate(self, loader: Loader, inference: Inference) -> Evaluation:
-        """Measure the loss, and how alive the features are; by neighbours too, where there are labels."""
+        """Measure the loss and the health of the features; with labels, also by nearest neighbours."""
         self.eval()
         return health.collect(self, self.kept.encode, loader, inference, labelled=self.labelled)
 
@@ -52,7 +52,7 @@ class Unlabelled(Objective):
         return [figures["knn"], -figures["loss"]] if "knn" in figures else [-figures["loss"]]
 
     def trouble(self, figures: Mapping[str, float]) -> str | None:
-        """Say that the features have collapsed, where they have, and what helps."""
+        """Return that the features have collapsed, and what helps; None: they have not."""
         found = health.collapse(figures)
         return None if found is None else f"the features have collapsed: {found}; {self.remedy}"
 

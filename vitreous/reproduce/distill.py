@@ -2,7 +2,7 @@
 
 On ImageNet, for 300 epochs: DeiT-Ti 72.2 % alone and 74.5 % with a distillation token that learns the hard
 labels of a RegNetY-16GF; DeiT-S 79.8 and 81.2 %. "Hard distillation significantly outperforms soft
-distillation for transformers." Not of the ViT paper, but an answer to its hunger for data.
+distillation for transformers." Not from the ViT paper, but an answer to the ViT's need for data.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ ALONE, TEACHER, TOKEN, SOFT = "student alone", "teacher (BiT)", "hard labels, to
 
 
 def points(scale: Scale) -> list[Point]:
-    """Return the teacher, the student alone, and the student with two kinds of lessons, all on one set.
+    """Return the teacher, the student alone, and the student taught in two ways, all on one set.
 
     Images must be varied: a teacher that knows every image by heart would repeat the labels.
     """
@@ -36,12 +36,12 @@ def points(scale: Scale) -> list[Point]:
         point("BiT", shapes["BiT"], scale, name="teacher", **about),
         student("alone", ALONE),
         student("token", TOKEN, options={"match": "token"}, **lessons),
-        student("soft", SOFT, options={"match": "logits"}, **lessons),
+        student("soft", SOFT, options={"match": "logits", "label_smoothing": None}, **lessons),
     ]
 
 
 def judge(rows: Sequence[Row]) -> list[Finding]:
-    """Compare the student with the distillation token with the one that had no teacher."""
+    """Compare the student with a distillation token to the one without a teacher."""
     soft = gap(where(rows, learner=TOKEN), where(rows, learner=SOFT))
     return [
         exceeds(rows, {"learner": TOKEN}, {"learner": ALONE}, "hard labels by a token against none"),

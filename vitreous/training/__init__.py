@@ -2,7 +2,7 @@
 `pretrain`.
 
 plan       everything that makes a run what it is; `defaults` chooses it, `recipes` repeat one
-setup      the plan that holds, the loaders
+setup      which plan a run follows; `loaders` feed it
 loop       the story: steps, evaluations, checkpoints, signals, time
 step       one update, decided on the device; `gradients` adds them up in parts
 state      tensors by name and where the run is; `checkpoints` keep them

@@ -1,7 +1,7 @@
 """What a run that has ended suffers from, and the one or two options to try next. No torch, no measuring.
 
-Compared are three figures: of a sample of the training images as they are, of images that had no part in it,
-and of the time.
+It looks at three things: the figures on a sample of the training images, unaugmented; those on images that
+were not trained on; and where the time went.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from vitreous.training.plan import Plan
 SHARES = ("accuracy", "mean_average_precision")
 """Figures from 0 to 1 that tell whether images were learned."""
 GAP = 0.1
-"""By how much a figure of training images may exceed that of others."""
+"""By how much a figure may be higher on training images than on others."""
 LEARNED = 0.8
-"""The figure of training images from which on they count as learned."""
+"""The figure on training images from which they count as learned."""
 SILENT = 0.1
-"""The part of the classes that may never be answered."""
+"""The share of the classes that may never be recognised."""
 SAMPLE = 500
-"""Training images that are looked at."""
+"""How many training images are looked at."""
 
 
 def advise(results: Mapping[str, Any], document: Mapping[str, Any], plan: Plan, headline: str) -> list[str]:
@@ -50,7 +50,7 @@ def _silent(rows: Sequence[Mapping[str, Any]], plan: Plan) -> str:
 
 
 def _fit(results: Mapping[str, Any], plan: Plan, headline: str) -> str:
-    """Compare training images with others: learned too little of, or too well."""
+    """Compare training images with others: underfitted, or overfitted."""
     split = "test" if "test" in results else "val"
     known, others = ((results.get(name) or {}).get(headline) for name in ("train", split))
     if headline not in SHARES or known is None or others is None:
@@ -67,7 +67,7 @@ def _fit(results: Mapping[str, Any], plan: Plan, headline: str) -> str:
 
 
 def _error(share: float, count: float | None) -> float:
-    """Return the standard error of a share of so many images: of a dozen, two wrong ones say little."""
+    """Return the standard error of a share of `count` images: two wrong ones in a dozen say little."""
     return sqrt(share * (1.0 - share) / count) if count else 0.0
 
 

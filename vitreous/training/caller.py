@@ -1,7 +1,7 @@
-"""Who asked for a run: when they began, what they still do after it, and what they want to hear. No torch.
+"""Who asked for a run: when they began, how long they need after it, and their callbacks. No torch.
 
-Their functions are called when the loop has read the figures anyway, on a GPU some steps later: no step waits
-for their sake. While they run, the run waits.
+A callback is called once the loop has read the figures anyway, on a GPU some steps later, so that no step
+waits for it. While a callback works, the run waits.
 """
 
 import time
@@ -16,7 +16,7 @@ Callback = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Caller:
-    """A verb, or a Python program that may have a dashboard of its own, told in the process that prints."""
+    """A verb, or a Python program with callbacks, for a dashboard say; they are called on rank 0 alone."""
 
     on_step: Callback | None = None
     """After each step: step, steps, epoch, lr, loss, what else the task measures, gradient_norm."""
@@ -25,14 +25,14 @@ class Caller:
     started: float = field(default_factory=lambda: time.monotonic())
     """When it began, by `time.monotonic`: a time budget counts from there."""
     afterwards: float = 0.5
-    """Seconds of a time budget that it needs when the run has ended."""
+    """Seconds of a time budget that the caller needs after the run."""
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Tell of a step."""
+        """Report a step."""
         self._call("on_step", self.on_step, record)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """Tell of an evaluation."""
+        """Report an evaluation."""
         self._call("on_evaluation", self.on_evaluation, record)
 
     def _call(self, name: str, callback: Callback | None, record: Mapping[str, Any]) -> None:
@@ -44,5 +44,5 @@ class Caller:
             reason = str(error).partition("\n")[0]
             raise CallbackError(
                 f"the callback {name} raised {type(error).__name__} at step {record['step']:,}: {reason}; "
-                "mend it, and the same call goes on from the last checkpoint"
+                "fix it, and the same call goes on from the last checkpoint"
             ) from error

@@ -1,7 +1,7 @@
 """A whole step as one CUDA graph: forward, backward and update without a gap between their kernels.
 
-The first steps run as usual, which compiles and allocates what there is to; then one is recorded, and
-replayed for every batch of the same shape.
+The first steps run as usual, which compiles the model and allocates its memory; then one step is recorded,
+and replayed for every batch of the same shape.
 """
 
 from dataclasses import replace
@@ -16,11 +16,11 @@ from vitreous.training.state import State
 from vitreous.training.step import Outcome, Step, stacked
 
 WARM = 3
-"""Steps that are taken as usual before one is recorded."""
+"""Steps that run as usual before one is recorded."""
 
 
 class CapturedStep(Step):
-    """Takes steps by replaying a recorded one; as usual, saying so, where that can't be done."""
+    """Takes steps by replaying a recorded one; where that can't be done, says so and takes them as usual."""
 
     def __init__(self, gradients: Gradients, state: State, *, clip: float) -> None:
         super().__init__(gradients, state, clip=clip, wait=False)
@@ -32,7 +32,7 @@ class CapturedStep(Step):
         self._values: Tensor
 
     def __call__(self, batch: Batch, step: int, lr: float, progress: float = 0.0) -> Outcome:
-        """Take the step of this number: replayed once it is recorded."""
+        """Take step number `step`: by replay, once one is recorded."""
         if not self.usable or len(batch) > self.gradients.micro_batch:
             return super().__call__(batch, step, lr, progress)
         if self._graph is None and self._taken < WARM:
@@ -50,7 +50,7 @@ class CapturedStep(Step):
         return self.deliver(self._names, self._values)
 
     def resume(self) -> None:
-        """Take steps again after the state was restored: what was recorded moves tensors that are gone."""
+        """Take steps again after the state was restored: the recorded step moves tensors that are gone."""
         super().resume()
         self._graph, self._taken = None, 0
 
@@ -76,14 +76,14 @@ class CapturedStep(Step):
 
 
 def _copied(batch: Batch) -> Batch:
-    """Return a batch whose tensors stay where they are: what is recorded reads them there."""
+    """Return a copy of the batch whose tensors stay where they are: the recorded step reads them there."""
     names = ("images", "targets", "mask", "words", "small")
     found = {name: getattr(batch, name) for name in names}
     return replace(batch, **{name: each.clone() for name, each in found.items() if each is not None})
 
 
 def _filled(kept: Batch, batch: Batch) -> bool:
-    """Copy a batch into the tensors of another; False: it has another shape."""
+    """Copy `batch` into the tensors of `kept`; return False if their shapes differ."""
     pairs = list(zip(kept.tensors, batch.tensors, strict=True))
     if any(mine.shape != other.shape or mine.dtype != other.dtype for mine, other in pairs):
         return False

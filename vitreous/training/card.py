@@ -49,7 +49,7 @@ Taken on {taken}. The best step was chosen on `val`.{_extended(training)}
 
 
 def _extended(training: "Training") -> str:
-    """Say how the run went on after its plan had ended."""
+    """Return how the run was extended after its plan had ended."""
     said = [f"from step {each.start:,} by {_length(each)}" for each in training.stages[1:]]
     return f" After its recipe the run was extended {', then '.join(said)}." if said else ""
 

@@ -1,4 +1,4 @@
-"""What lets a run survive: checkpoints that are whole or absent; never what they hold.
+"""Checkpoints, whole or absent, that let a run survive; what they hold is not decided here.
 
 A checkpoint is a folder `resume/step-00001234/`: one safetensors file a rank (torch.distributed.checkpoint's;
 no pickle anywhere) and `manifest.json`, which names every file with its checksum. It is written beside its
@@ -66,9 +66,9 @@ class Checkpoints:
         self._together(self._tidy)
 
     def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Copy the tensors and return; the rest happens in the background. A save under way is waited for.
+        """Copy the tensors and return; the rest happens in the background, once an earlier save has ended.
 
-        A step that is durable already is not written again.
+        A step that is already durable is not written again.
         """
         self.wait()
         if step == self._durable:
@@ -84,8 +84,8 @@ class Checkpoints:
         needed = sum(t.numel() * t.element_size() for t in tensors.values())
         partial = self.folder / f"step-{step:08}.partial"
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-        writer.per_thread_copy_ahead = 0  # what is written lies in CPU memory already
-        if self._staged != set(tensors):  # the first save has no optimizer state: another shape to stage
+        writer.per_thread_copy_ahead = 0  # the tensors are in CPU memory already
+        if self._staged != set(tensors):  # the first save has no optimizer state: other tensors to stage
             self._stager = BlockingAsyncStager(cache_staged_state_dict=torch.cuda.is_available())
             self._staged = set(tensors)
         written = async_save(
@@ -106,18 +106,18 @@ class Checkpoints:
 
     @property
     def failed(self) -> bool:
-        """Whether the last save has ended, and failed; `wait` tells why."""
+        """Whether the last save has ended, and failed; `wait` raises the reason."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def close(self) -> None:
-        """Let the background thread end; what is under way is finished."""
+        """Finish a save that is under way, and end the background thread."""
         self._thread.shutdown(wait=True)
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
 
     def newest(self) -> Saved | None:
-        """Return the newest intact checkpoint; damaged ones that are newer are named and passed over."""
+        """Return the newest intact checkpoint; warn of newer ones that are damaged, and pass over them."""
         self.wait()
         for folder in self._together(lambda: sorted(self._complete_ones(), key=_step, reverse=True)):
             saved, problem = self._examine(folder)
@@ -130,7 +130,7 @@ class Checkpoints:
         return None
 
     def load(self, saved: Saved, tensors: Mapping[str, Tensor]) -> None:
-        """Read the checkpoint into these tensors in place, whatever ranks and shards it was written by."""
+        """Read the checkpoint into these tensors in place, whatever ranks and shards wrote it."""
         _quiet()
         wanted = {name: (str(t.dtype), tuple(t.shape)) for name, t in tensors.items()}
         for name in sorted({*wanted, *saved.tensors}):
@@ -146,7 +146,7 @@ class Checkpoints:
     # -- in the background thread ----------------------------------------------------------------------
 
     def _complete(self, written: "Future[Any]", partial: Path, body: dict[str, Any], needed: int) -> None:
-        """Turn files that are written into a checkpoint, or into nothing; every rank learns how it ended."""
+        """Turn the written files into a checkpoint, or remove them; every rank learns which it was."""
         problem: BaseException | None = None
         digests: dict[str, dict[str, Any]] = {}
         try:
@@ -171,9 +171,7 @@ class Checkpoints:
         body["files"] = {name: entry for part in digests for name, entry in sorted(part.items())}
         files.write_json(partial / _MANIFEST, {**body, "sha256": _digest(body)})
         final = partial.with_suffix("")
-        if (
-            final.exists()
-        ):  # only a damaged one can have this name: from an intact one the run would have gone on
+        if final.exists():  # it must be damaged: the run would have gone on from an intact one
             _remove(final)
         partial.rename(final)
         files.sync_folder(self.folder)
@@ -222,7 +220,8 @@ class Checkpoints:
             body = json.loads((folder / _MANIFEST).read_bytes())
             if body.pop("sha256") != _digest(body):
                 raise ValueError(f"{_MANIFEST} differs from its own checksum")
-            found = {file.name for file in folder.iterdir()} - {_MANIFEST}
+            # Desktops and network drives leave files of their own (.DS_Store, .nfs…), which nobody reads.
+            found = {file.name for file in folder.iterdir() if file.suffix == ".safetensors"}
             if found != set(body["files"]):
                 raise ValueError(f"files missing or added: {', '.join(sorted(found ^ set(body['files'])))}")
             for name, entry in sorted(body["files"].items())[self._rank :: self._ranks]:
@@ -270,7 +269,7 @@ class Checkpoints:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint; its name goes first, so that half a one is never taken for a damaged one."""
+    """Delete a checkpoint; it is renamed first, so that a half-deleted one never passes for a damaged one."""
     doomed = folder.with_name(folder.name + ".old")
     folder.rename(doomed)
     shutil.rmtree(doomed)
@@ -314,5 +313,5 @@ def _describe(tensor: tuple[str, tuple[int, ...]] | None) -> str:
 
 
 def _quiet() -> None:
-    """Drop torch's remark that a single process saves alone; said once a save, it would drown the rest."""
+    """Silence torch's warning that a single process saves alone: one for each save would drown the rest."""
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

@@ -1,4 +1,4 @@
-"""The time of a run over all its starts, and how it ends with a time budget; never what is done in it."""
+"""How long a run has taken over all its starts, and how it ends within a time budget; never what it does."""
 
 import statistics
 import time
@@ -12,9 +12,9 @@ Value = TypeVar("Value")
 
 SAVE_SECONDS = 300.0
 MARGIN = 0.98
-"""Part of a time budget that is planned with; the rest is for what can't be foreseen."""
+"""Share of a time budget that is planned for; the rest is for what can't be foreseen."""
 OUTLIER = 10.0
-"""How many times the median a step may take to count for the pace."""
+"""A step that takes more than this many times the median does not count towards the pace."""
 EVALUATIONS = 25
 """About how many evaluations a run has."""
 
@@ -33,14 +33,14 @@ class Clock:
     ) -> None:
         """`before`: seconds that earlier starts of the run have spent.
 
-        After the last step come an evaluation, `tests` times its images, and `afterwards` seconds.
+        After the last step come an evaluation, others of `tests` times its images, and `afterwards` seconds.
         """
         self.started, self.before, self.budget = started, before, budget
         self.tests, self.afterwards = tests, afterwards
         self.evaluation = 0.0
         """Seconds of the latest evaluation."""
         self.start: float | None = None
-        """Seconds from the start of this process's part until the first step was done."""
+        """Seconds from the start of this process's run until its first step was done."""
         self.waited = 0.0
         """Seconds that the loop has waited for batches."""
         self._durations: deque[float] = deque(maxlen=100)  # of the latest steps: the first are slow
@@ -68,7 +68,7 @@ class Clock:
 
     @property
     def seconds_per_step(self) -> float:
-        """Over the latest steps; one that took far longer than most (it compiled, or waited) is left out."""
+        """The mean of the latest steps; one that took far longer than most (to compile, say) is left out."""
         typical = statistics.median(self._durations) if self._durations else 0.0
         usual = [each for each in self._durations if each <= OUTLIER * typical]
         return statistics.fmean(usual) if usual else 0.0
@@ -78,7 +78,7 @@ class Clock:
         return self.evaluation * (1.0 + self.tests) + self.afterwards
 
     def begin_schedule(self, passed: float = 0.0) -> None:
-        """Let the schedule of a time budget begin now, where this part of it has `passed` already."""
+        """Let the schedule of a time budget begin now; `passed`: the share of it that is already behind."""
         now = self.seconds
         end = MARGIN * (self.budget or 0.0) - self._reserve
         self._schedule = now if passed >= 1.0 else now - passed / (1.0 - passed) * max(0.0, end - now)
@@ -94,7 +94,7 @@ class Clock:
         self._mark = now
 
     def waiting(self, batches: Iterable[Value]) -> Iterator[Value]:
-        """Pass batches on, and measure how long they are waited for."""
+        """Pass batches on, and measure how long the loop waits for them."""
         source = iter(batches)
         while True:
             asked = time.monotonic()
@@ -127,7 +127,7 @@ class Clock:
     def steps_left(self, step: int, evaluations: Callable[[int], int]) -> int:
         """Return how many more steps fit into the budget, at the pace of the latest.
 
-        `evaluations` tells how many are to come if there are so many steps: the two depend on each other.
+        `evaluations` returns how many are still to come in a run of so many steps: each depends on the other.
         """
         assert self.budget is not None
         left = MARGIN * self.budget - self.seconds - self._reserve
@@ -139,7 +139,7 @@ class Clock:
 
 
 def evaluation_every(steps: int, per_epoch: int) -> int:
-    """Return the steps between evaluations: whole epochs, at most some 25 times a run."""
+    """Return the steps between evaluations: whole epochs, for at most about 25 evaluations in a run."""
     return max(1, -(-steps // (per_epoch * EVALUATIONS))) * per_epoch
 
 

@@ -12,19 +12,20 @@ from vitreous.data.augment import resolve
 from vitreous.errors import OptionError
 from vitreous.models import architecture, zoo
 from vitreous.models.architecture import Architecture, ViTConfig
+from vitreous.options import refuse_unused
 from vitreous.training import recipes
-from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
+from vitreous.training.plan import LABELLED, SUPERVISED, Plan, Task, seconds
 from vitreous.training.recipes import SHORT, Recipe
 
 Value = TypeVar("Value")
 MIMETIC_PATCHES = 36
-"""From so many patches on a ViT starts as trained ones turn out: on a smaller grid all is near."""
+"""Fewest patches of a ViT that starts with mimetic attention: on a smaller grid all is near."""
 SMALLEST = 16
-"""Side of an image below which it is too small to crop, and learned in a few hundred steps."""
+"""Side below which images are too small to crop, and are learned in a few hundred steps."""
 MOST_PIXELS = {"cuda": 224, "mps": 128, "cpu": 64}
 """Side of the largest image that a model made here sees, unless larger patches were asked for."""
 LITTLE = 2048
-"""Numbers in an image's patches below which bf16 gains little on a CPU: the digits have 1,024."""
+"""Numbers in an image's embedded patches below which bf16 gains little on a CPU: the digits have 1,024."""
 RATES = ("drop_path", "patch_drop")
 """Options of training that are fields of the model."""
 FITS: dict[str, Resize] = {"cover": "cover", "pad": "pad", "stretch": "exact"}
@@ -62,7 +63,7 @@ class Pretrained:
 
 
 class _Chooser:
-    """Takes the user's value, else the recipe's, else the rule's; of the last two it notes the reason."""
+    """Takes the user's value, else the recipe's, else the rule's; notes the reason for the last two."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -86,7 +87,7 @@ def choose(
     recipe: Recipe | None = None,
     task: Task = SUPERVISED,
 ) -> Plan:
-    """Fill in what the user left open; the architecture too, unless a trained model has it already."""
+    """Fill in what the user left open; the architecture too, unless a trained model brings one."""
     if options.patch_drop and not task.labels:
         raise OptionError("--patch-drop is for learning from labels: leave it out")
     if recipe is None and pretrained is None and _seen_often(facts, options):
@@ -116,8 +117,9 @@ def choose(
         precision=arithmetic,
         seed=pick("seed", options.seed, 0),
     )
-    unused = () if task.labels else ("loss", "label_smoothing")
+    unused = () if task.labels else LABELLED
     reasons = {name: reason for name, reason in pick.reasons.items() if name not in unused}
+    task.refuse(plan)
     return replace(plan, settings=task.filled(plan), reasons=reasons)
 
 
@@ -155,7 +157,7 @@ def _optimization(
     reason = f"{facts.images:,} images: enough steps in an epoch"
     batch = pick("batch_size", options.batch_size, batch_size(facts), reason)
     optimizer = _optimizer(options, facts, model, trained, pick)
-    decay = 0.0 if optimizer == "sgd" else 0.05
+    decay, why = (0.0, "the paper's, for SGD") if optimizer == "sgd" else (0.05, "DeiT's, from scratch")
     ema = 0.99 if facts.images < 50_000 else 0.999
     return {
         "batch_size": batch,
@@ -165,14 +167,14 @@ def _optimization(
         "warmup": pick("warmup", options.warmup, 0.1),
         "layer_decay": pick("layer_decay", options.layer_decay, 1.0),
         "clip": pick("clip", options.clip, 1.0),
-        "weight_decay": pick("weight_decay", options.weight_decay, decay, "DeiT's, from scratch"),
+        "weight_decay": pick("weight_decay", options.weight_decay, decay, why),
         "final_weight_decay": pick("final_weight_decay", None, None),
         "ema": pick("ema", options.ema, ema, "averages over the last hundred steps or more"),
     }
 
 
 def _loss(options: TrainConfig, facts: Facts, pick: _Chooser) -> dict[str, Any]:
-    """Return the fields of the plan that say what is asked of the scores."""
+    """Return the fields of the plan that define the loss."""
     several = facts.multilabel
     loss, reason = ("sigmoid", "several labels") if several else ("softmax", "one label")
     smoothing = 0.0 if several else 0.1
@@ -201,7 +203,7 @@ def _duration(options: TrainConfig, facts: Facts, pick: _Chooser) -> tuple[int |
 def _optimizer(
     options: TrainConfig, facts: Facts, model: Architecture, trained: bool, pick: _Chooser
 ) -> Optimizer:
-    """Return Muon for a model made here for a CPU, which takes few steps; very small images need no more."""
+    """Return Muon for a model made here on a CPU, which takes few steps; very small images don't need it."""
     made = options.model is None and not trained and model.kind == "vit"
     if made and facts.device == "cpu" and min(facts.size) >= SMALLEST:
         return pick("optimizer", options.optimizer, "muon", "few steps on a CPU: it learns more from each")
@@ -280,7 +282,7 @@ def _enlarged(size: tuple[int, int], patch: tuple[int, int], pick: _Chooser) -> 
     if rows * columns >= 100:
         return size
     more = (rows + rows // 2, columns + columns // 2)
-    reason = f"{more[0] * more[1]} patches instead of {rows * columns}, which pay from four minutes on"
+    reason = f"{more[0] * more[1]} patches instead of {rows * columns}, which pay off from four minutes on"
     return pick("image_size", None, (more[0] * patch[0], more[1] * patch[1]), reason)
 
 
@@ -300,7 +302,7 @@ def _initialization(
         return "paper"
     plain = model.stem is None and model.frames is None and model.positions in ("learned", "sincos2d")
     if not plain or model.patches < MIMETIC_PATCHES:
-        reason = f"{model.patches} patches: too few to tell near from far" if plain else "no plain ViT"
+        reason = f"{model.patches} patches: too few to tell near from far" if plain else "not a plain ViT"
         return pick("initialization", options.initialization, "paper", reason)
     return pick("initialization", options.initialization, "mimetic", "attention starts local, as it ends")
 
@@ -361,11 +363,14 @@ def _augment(options: TrainConfig, facts: Facts, preprocessing: Preprocessing, p
         changes["crop_scale"] = None
     elif "crop_scale" in changes and preprocessing.resize == "pad":
         raise OptionError("--crop-scale cuts images and --fit pad shows all of them: leave one of them out")
-    return resolve(replace(fitted, **changes), **about, resize=preprocessing.resize)
+    full = resolve(replace(fitted, **changes), **about, resize=preprocessing.resize)
+    if not full.mixup and not full.cutmix:
+        refuse_unused(options, ("mix_probability", "unmixed"), "where no image is mixed (--mixup, --cutmix)")
+    return full
 
 
 def precision(options: TrainConfig, facts: Facts, model: Architecture) -> tuple[Precision, str]:
-    """Return the precision, and why where the user named none: this hardware, which no recipe knows."""
+    """Return the precision, and why if the user named none: by this hardware, which no recipe knows."""
     if options.precision != "auto":
         return options.precision, ""
     if not facts.bf16:

@@ -8,11 +8,12 @@ from vitreous.config import DistillConfig
 from vitreous.data import Dataset, InMemory, open_data
 from vitreous.errors import OptionError
 from vitreous.objectives.distill import class_columns
+from vitreous.options import refuse_unused
 from vitreous.predict import Classifier, load
 from vitreous.training import setup
 from vitreous.training.caller import Caller
 from vitreous.training.loop import train
-from vitreous.training.plan import Task
+from vitreous.training.plan import LABELLED, Plan, Task
 from vitreous.training.results import Result
 
 
@@ -40,7 +41,7 @@ def distill(
     if options.match != "features":
         if dataset.multilabel:
             raise OptionError(
-                "images with several labels: a teacher's answers are of one class; use --match features"
+                "the images have several labels, a teacher answers with one class: use --match features"
             )
         class_columns(classifier.labels, dataset.labels)  # before anything is written
     task = Task(
@@ -51,6 +52,7 @@ def distill(
         labels=options.match != "features",
         verb="distill",
         arguments=(teacher,),
+        refuse=_refuse,
     )
     return train(data, options, task=task, dataset=dataset, caller=caller)
 
@@ -61,14 +63,41 @@ def _check(options: DistillConfig) -> None:
         raise OptionError(f"--teacher-share {share} is out of range: more than 0, at most 1")
     if not 0.0 < options.temperature < float("inf"):
         raise OptionError(f"--temperature {options.temperature} is out of range: give more than 0, such as 2")
+    _refuse_unused(options)
     if options.init is not None:
         raise OptionError(f"--init {options.init} is for train: a student starts from scratch")
-    if options.fit == "pad":
+
+
+def _refuse(plan: Plan) -> None:
+    """Refuse what no teacher can follow, from whichever option or recipe it came."""
+    if plan.preprocessing.resize == "pad":
         raise OptionError("--fit pad hides patches from the student alone: a teacher needs cover or stretch")
 
 
+def _refuse_unused(options: DistillConfig) -> None:
+    """Refuse options that the kind of lesson has no use for."""
+    by = f"with --match {options.match}"
+    if options.match == "features":
+        refuse_unused(options, ("targets", "temperature", "teacher_share"), by)
+    else:
+        refuse_unused(options, ("distance",), by)
+        if _hard(options):
+            refuse_unused(options, ("temperature",), "on hard targets, the teacher's best class")
+    if options.match == "features" or _share(options) == 1.0:
+        refuse_unused(options, LABELLED, f"{by}, where labels have no part in the loss")
+
+
+def _hard(options: DistillConfig) -> bool:
+    return options.targets == "hard" if options.targets else options.match == "token"
+
+
+def _share(options: DistillConfig) -> float:
+    return options.teacher_share or (0.5 if options.match == "token" else 1.0)
+
+
 def _settings(teacher: str, classifier: Classifier, options: DistillConfig) -> dict[str, Any]:
-    """Return what the task needs, filled in: DeiT's hard targets by halves; a patient teacher's alone."""
+    """Return the task's settings: with a token DeiT's (hard targets, half of the loss), else a patient
+    teacher's (its scores alone)."""
     found: dict[str, Any] = {
         "teacher": teacher,
         "teacher_checksum": checkpoint.fingerprint(classifier.model.state_dict()),
@@ -76,10 +105,8 @@ def _settings(teacher: str, classifier: Classifier, options: DistillConfig) -> d
     }
     if options.match == "features":
         return {**found, "distance": options.distance}
-    token = options.match == "token"
-    hard = options.targets == "hard" if options.targets else token
-    share = options.teacher_share or (0.5 if token else 1.0)
-    return {**found, "hard": hard, "temperature": options.temperature, "share": share}
+    how = {"hard": _hard(options), "temperature": options.temperature, "share": _share(options)}
+    return {**found, **how}
 
 
 def _shape(options: DistillConfig) -> dict[str, Any]:

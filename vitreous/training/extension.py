@@ -36,11 +36,11 @@ class Stage:
     spent: float = 0.0
     """Seconds that the run had taken before it."""
     asked: str = ""
-    """What `--extend` said."""
+    """The value of `--extend`."""
 
 
 def parse(asked: int | str) -> tuple[int | None, float | None]:
-    """Read what `--extend` says: a whole number of epochs, or a time such as 10m."""
+    """Read the value of `--extend`: a whole number of epochs, or a time such as 10m."""
     text = str(asked)
     if text.isdecimal() and int(text) > 0:
         return int(text), None
@@ -50,7 +50,7 @@ def parse(asked: int | str) -> tuple[int | None, float | None]:
 
 
 def ended(run: Path, extensions: int) -> bool:
-    """Tell whether the run in this folder has ended, with so many extensions."""
+    """Tell whether the run in this folder has ended, extended this many times."""
     results = run / "results.json"
     return results.exists() and folder.read_json(results).get("extensions", 0) == extensions
 
@@ -64,7 +64,7 @@ def require_run(run: Path) -> None:
 
 
 def agree(run: Path, asked: int | str | None, plan: Plan, world: parallel.World) -> list[Stage]:
-    """Return the stages of the run in this folder, with a new one where it has ended and one is asked for."""
+    """Return the stages of the run in this folder, with a new one if it has ended and one is asked for."""
     found: list[list[Stage]] = []
     parallel.on_main(lambda: found.append(_decide(run, asked)), world)
     known = parallel.broadcast(found[0] if found else None, world)
@@ -107,8 +107,8 @@ def progress(stages: Sequence[Stage], position: Position) -> float:
 
 
 def _within(stages: Sequence[Stage], position: Position) -> tuple[int, float, int]:
-    """Return the number of the next step's stage, how far it is into it, and how many steps that has: by
-    steps, or by the part of its time that has passed."""
+    """Return the number of the stage that the next step is in, how many steps into it that step is (by the
+    share of its time that has passed, where it has a time), and how many steps the stage has."""
     number = max(number for number, stage in enumerate(stages) if stage.start <= position.step)
     stage, last = stages[number], number == len(stages) - 1
     steps = (position.steps if last else stages[number + 1].start) - stage.start
@@ -128,7 +128,7 @@ def learning_rate(plan: Plan, stages: Sequence[Stage], position: Position) -> fl
 
 
 def describe(plan: Plan, stage: Stage) -> str:
-    """Say what an extension does, and what its schedule is."""
+    """Return what an extension does, and its schedule, in a sentence."""
     length = f"{stage.epochs:,} epochs" if stage.epochs else console.duration(stage.seconds or 0.0)
     if plan.schedule == "constant":
         rate = f"the learning rate stays at {plan.lr:.3g}"

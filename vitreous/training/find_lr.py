@@ -1,7 +1,7 @@
 """`--find-lr`: a short sweep of learning rates, and where the loss falls fastest (arXiv 1506.01186).
 
-A fresh model takes steps at rates that rise from far too low to far too high. It is thrown away: nothing of a
-run is trained, and nothing of one is overwritten.
+A fresh model takes steps at rates that rise from far too low to far too high, and is thrown away: no run is
+trained, and none is overwritten.
 """
 
 import math
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 STEPS = 100
 SPAN = (1e-3, 1e2)
-"""From and to, in parts of the learning rate that the plan has."""
+"""The first rate and the last, as multiples of the plan's."""
 WIDTH = 4.0
 """Steps on either side over which the loss is smoothed: a standard deviation."""
 WORSE = 0.5
-"""The sweep ends once the loss has risen from its lowest by so much of what it had fallen."""
+"""The sweep ends once the loss has risen from its lowest by this share of its fall."""
 LEAST_FALL = 0.02
-"""Part of the first loss by which it must have fallen to say anything."""
+"""Share of the first loss by which it must fall before anything is suggested."""
 
 
 def sweep(training: "Training") -> dict[str, Any]:

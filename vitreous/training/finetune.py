@@ -46,6 +46,8 @@ def finetune(
         raise OptionError(
             f"--model {options.model} is for training from scratch: the model to fine-tune is {source}"
         )
+    if options.shard and options.fit_head == "yes":
+        raise OptionError("--fit-head yes needs the whole model on each rank: leave --shard out")
     if options.init is not None:
         raise OptionError(f"--init {options.init} is for train: the model to fine-tune is {source}")
     if dataset is None:

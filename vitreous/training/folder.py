@@ -1,21 +1,19 @@
-"""The run folder: which one, held by one process at a time, started with one set of options; never what it
-holds."""
+"""The run folder: which one a run takes, its lock, and the options it was started with; never its results."""
 
-import fcntl
 import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
 from vitreous import console
-from vitreous.errors import ResumeError
+from vitreous.errors import ResumeError, VitreousError
 
 DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none", "tune": "full"}
-"""What earlier versions wrote where the user gave nothing."""
+"""What earlier versions recorded for options that the user had not given."""
 
 
 class FolderInUse(ResumeError):
@@ -23,9 +21,15 @@ class FolderInUse(ResumeError):
 
 
 class RunLock:
-    """Holds a run folder for one process; the kernel lets go of it when the process ends, in whatever way."""
+    """Holds a run folder for one process; the kernel releases it when the process ends, in whatever way."""
 
     def __init__(self, folder: Path) -> None:
+        try:
+            import fcntl
+        except ImportError:
+            raise ResumeError(
+                "training needs Linux or macOS: this system can't lock a run folder; use WSL on Windows"
+            ) from None
         self.folder = folder
         while True:
             self._made = [each for each in (folder, *folder.parents) if not each.exists()]
@@ -41,7 +45,9 @@ class RunLock:
                 ) from None
             if os.fstat(self._file.fileno()).st_nlink:
                 break
-            self._file.close()  # its owner took it away between our two calls
+            self._file.close()  # its owner deleted it between our two calls
+        for left_over in folder.glob(".*.part"):  # a killed process was writing it
+            left_over.unlink()
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._file.flush()
@@ -59,7 +65,7 @@ class RunLock:
             ) from None
 
     def release(self) -> None:
-        """Let another process have the folder; where nothing was written into it, leave no trace of it."""
+        """Let other processes have the folder; if nothing was written into it, remove it."""
         if self._made and [each.name for each in self.folder.iterdir()] == [".lock"]:
             (self.folder / ".lock").unlink()
             with suppress(OSError):  # another process has put something there
@@ -86,10 +92,10 @@ def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
             lock = RunLock(folder)
         except FolderInUse:
             if started:
-                raise  # by the same command
-            continue  # by one that has not written its options yet
+                raise  # the same command holds it
+            continue  # a run that has not written its options yet holds it
         if not started and (folder / "config.json").exists():
-            lock.release()  # it was started in between
+            lock.release()  # another process started a run there in between
             return take(out, data, now)
         if others and not started:
             nearest, changed = min(others, key=lambda other: len(other[1]))
@@ -100,22 +106,39 @@ def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
 
 
 def names(data: str) -> Iterator[Path]:
-    """Yield the folders that runs on these data have where none is named."""
-    first = Path("runs") / Path(data.removeprefix("memory:")).stem
+    """Yield the folders that runs on these data may take if none is named."""
+    own = data.startswith("memory:")
+    name = Path(data.removeprefix("memory:") if own else os.path.abspath(data)).stem  # of `.` and `..` too
+    first = Path("runs") / (name or "data")
     yield first
     for number in count(2):
         yield first.with_name(f"{first.name}-{number}")
+
+
+@contextmanager
+def undone_if_refused(folder: Path) -> Iterator[None]:
+    """Remove the plan of a new run that is refused before its first checkpoint: the command can be mended."""
+    known = (folder / "config.json").exists()
+    try:
+        yield
+    except VitreousError:
+        if not known and not any(folder.glob("resume/step-*")):
+            for name in ("config.json", "check.json"):
+                (folder / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (folder / "resume").rmdir()
+        raise
 
 
 CHECKSUMS = {
     "data": "the data has other images, labels or splits now",
     "checkpoint": "the model to start from has other weights now",
 }
-"""What it means that a checksum differs, which nobody can read."""
+"""What to say of a checksum that differs, since nobody can read the numbers."""
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Compare the options that a run was started with and those of now; any difference is refused by name."""
+    """Refuse options that differ from those that a run was started with, naming each."""
     if changed := changes(before, now):
         raise ResumeError(
             f"{folder} holds a run with other options: {'; '.join(changed)}: "
@@ -124,7 +147,7 @@ def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Pa
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return how the options of now differ from those that a run was started with."""
+    """Return how these options differ from those that a run was started with."""
     now = {**DEFAULTS, **_given(json.loads(json.dumps(now)))}  # as `before` was read: tuples are lists
     before = {**DEFAULTS, **_given(before)}
     other = {name for name in {*before, *now} if before.get(name) != now.get(name)}
@@ -142,9 +165,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ResumeError(f"{path} can't be read: {error}; mend it, or give another --out") from None
+        raise ResumeError(f"{path} can't be read: {error}; repair it, or give another --out") from None
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that say something: one that was added since is not a change."""
+    """Return the options that are set: one that a newer version has added is then not a change."""
     return {name: value for name, value in options.items() if value is not None and value is not False}

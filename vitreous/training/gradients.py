@@ -1,4 +1,4 @@
-"""The gradients of a batch, added up in parts that fit into memory; nothing moves here."""
+"""The gradients of a batch, added up in parts that fit into memory; no weight is changed here."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ class Gradients:
             self._halve()  # outside of the except clause, which holds on to the tensors
 
     def _find_fit(self, batch: Batch, step: int, progress: float) -> None:
-        """Find what fits before ranks wait for each other: one that fails alone leaves the rest hanging."""
+        """Find what fits before ranks wait for each other: one that failed alone would leave all hanging."""
         while not self._fits:
             failed = False
             try:
@@ -63,7 +63,7 @@ class Gradients:
                 self._halve()
 
     def _compute(self, module: nn.Module, batch: Batch, step: int, progress: float) -> dict[str, Tensor]:
-        self.begin(step, progress)  # here: what is tried twice draws the same
+        self.begin(step, progress)  # here, so that a second try draws the same numbers
         return self.add_up(batch, module)
 
     def begin(self, step: int, progress: float) -> None:
@@ -72,7 +72,7 @@ class Gradients:
         self.objective.before_step(progress)
 
     def add_up(self, batch: Batch, module: nn.Module | None = None) -> dict[str, Tensor]:
-        """Compute the gradients, whatever memory there is, and return this rank's share of the figures."""
+        """Compute the gradients, with no retry on lack of memory; return this rank's share of the figures."""
         module = module or self.module
         figures: dict[str, Tensor] = {}
         parts = batch.parts(self.micro_batch)
@@ -91,7 +91,7 @@ class Gradients:
     def _halve(self) -> None:
         if self.micro_batch == 1:
             raise TrainingError(
-                "out of memory with a single image: a smaller --model or --image-size, or --checkpointing"
+                "out of memory with a single image: use a smaller --model or --image-size, or --checkpointing"
             )
         self.objective.zero_grad(set_to_none=True)
         if hasattr(self.objective, "reset_iter_state"):  # FSDP2 since torch 2.15: forget the step that failed

@@ -1,7 +1,7 @@
 """A head to start fine-tuning with: what logistic regression on the frozen features finds, instead of zeros.
 
-Features that fit already are then not torn by the gradients of a head that knows nothing (arXiv 2202.10054),
-and where time is short the first step is a good model.
+Features that already fit are then not distorted by the gradients of an untrained head (arXiv 2202.10054), and
+where time is short the model is good from the first step.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from vitreous.evals.features import Part
 from vitreous.models.weights import Model
 
 STRENGTH = 1e-2
-"""λ of the regression where there are no held-out images to choose it by."""
+"""λ of the regression if there are no held-out images to choose it by."""
 
 
 def fit(

@@ -1,6 +1,6 @@
 """`vitreous train`: from scratch, from a trained model that the user names, or from the one in the package.
 
-A Vision Transformer learns little from few pictures; features that were learned elsewhere mend that.
+A Vision Transformer learns little from few pictures; features learned elsewhere make up for that.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ FEW = 20_000
 SMALLEST = 48
 """Side of the smallest images that count as photographs."""
 COLOURFUL = 8.0
-"""How far the channels of a colour photograph are apart in the median, of 255."""
+"""How far apart (of 255) the channels of pictures are, in the median, that count as colour photographs."""
 LOOKED_AT = 32
 """Pictures that are looked at to tell photographs from scans and drawings in gray."""
 
@@ -45,8 +45,8 @@ def train(
 ) -> Result:
     """Train a classifier on the data, or go on with a run that was stopped; return its folder and figures.
 
-    A task of one's own (`make_objective`) is learned from scratch, and so is a model whose `shape` is given:
-    fields of its configuration, beyond the options. The rest is as in `loop.train`.
+    A custom task (`make_objective`) is learned from scratch, and so is a model whose `shape` is given (fields
+    of its configuration, beyond the options). The other parameters are those of `loop.train`.
     """
     caller = caller or Caller()
     setup.check_options(options)
@@ -72,7 +72,9 @@ def starting_point(options: TrainConfig, dataset: Dataset) -> tuple[str | None, 
         return None, ""
     if options.init is not None:
         if shaped:
-            raise OptionError(f"{shaped[0]} is for training from scratch: --init {options.init} has a model")
+            raise OptionError(
+                f"{shaped[0]} is for training from scratch: leave it out, or --init {options.init}"
+            )
         return options.init, "as asked"
     train = dataset.splits.get("train")
     if shaped or options.patch_size or train is None or not 0 < len(train) < FEW:
@@ -98,7 +100,7 @@ def photographs(split: Split) -> bool:
         try:
             picture = split.read(int(index))
         except DataError:
-            continue  # one bad file costs itself only; the loader will name it
+            continue  # one bad file changes nothing here; the loader will name it
         if picture.mode not in ("RGB", "RGBA", "P", "CMYK", "YCbCr") or min(picture.size) < SMALLEST:
             return False
         small = np.asarray(picture.convert("RGB").resize((32, 32)), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: `metrics.jsonl`, and the same for TensorBoard, W&B, MLflow. No torch."""
+"""What a run records as it goes: `metrics.jsonl`, and the same for TensorBoard, W&B, MLflow. No torch."""
 
 import json
 from collections.abc import Mapping
@@ -6,16 +6,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from vitreous import files
+from vitreous import console, files
 from vitreous.errors import MissingDependencyError
 
 Record = Mapping[str, Any]
 
 
 class Journal:
-    """Appends records, each with its `step`; a run that goes on forgets what came after its checkpoint.
+    """Appends records, each with its `step`; a run that goes on drops those after its checkpoint.
 
-    That is also the final `test`: a run that goes on has not come to it.
+    It drops the final `test` too, which comes after the last step.
     """
 
     def __init__(
@@ -40,12 +40,17 @@ class Journal:
         self.rewind(step)
 
     def rewind(self, step: int) -> None:
-        """Forget the records after a step that the run goes on from."""
+        """Drop the records after the step from which the run goes on."""
         if self._file is not None:
             self._file.close()
-        kept = [
-            record for record in read(self.path) if record["step"] <= step and record.get("split") != "test"
-        ]
+        records, damaged = _parse(self.path)
+        if damaged:
+            kept_as = self.path.with_suffix(".damaged")
+            files.write_bytes(kept_as, self.path.read_bytes())
+            console.warn(
+                f"{self.path}: {damaged} damaged lines are left out; the file is kept as {kept_as.name}"
+            )
+        kept = [record for record in records if record["step"] <= step and record.get("split") != "test"]
         files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self.path.open("a", buffering=1)  # line by line: another program may be reading
 
@@ -63,7 +68,7 @@ class Journal:
             sink.write(figures, record["step"])
 
     def close(self) -> None:
-        """Flush and let go of everything."""
+        """Flush and close everything."""
         if self._file is not None:
             self._file.close()
         for sink in self._sinks:
@@ -71,18 +76,24 @@ class Journal:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a `metrics.jsonl`; a last line that was cut by a kill is left out."""
+    """Return the records of a `metrics.jsonl`, without a last line that a kill cut off, or damaged ones."""
+    return _parse(path)[0]
+
+
+def _parse(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the records, and how many lines before the last are none."""
     if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    records = []
-    for number, line in enumerate(lines):
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            if line and number < len(lines) - 1 and lines[number + 1]:
-                raise  # in the middle: not ours
-    return records
+        return [], 0
+    records = [_record(line) for line in path.read_text(errors="replace").splitlines()]
+    return [record for record in records if record is not None], records[:-1].count(None)
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
 class _TensorBoard:
@@ -102,7 +113,7 @@ class _TensorBoard:
 class _Wandb:
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         wandb = _need("wandb", "wandb")
-        # The identity is the folder's name, so that a run that goes on is the same run there.
+        # The run's id is the folder's name, so that a run that goes on is the same run there.
         self._run = wandb.init(
             project="vitreous", dir=str(folder), id=folder.name, resume="allow", config=dict(about)
         )

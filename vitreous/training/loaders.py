@@ -1,5 +1,5 @@
-"""What feeds a run: pixels kept on the device where they fit, else read by the host and decoded by whichever
-is faster at it."""
+"""What feeds a run: pixels that stay on the device where they fit, else files that the host reads and that
+host or device decodes, whichever is faster."""
 
 import time
 from typing import Any, Literal
@@ -29,10 +29,10 @@ def training_loader(
     views: int = 1,
     small: SmallViews | None = None,
 ) -> Loader:
-    """Return the loader of training images, which come in so many views, and in small ones."""
+    """Return the loader of training images, each in `views` views, and in `small` ones where given."""
     split = dataset.splits["train"]
     chosen = where(split, plan, options, world, plan.augment) if world.is_main else ("host", "")
-    pixels, reason = parallel.broadcast(chosen, world)  # one way for all ranks: it may have been timed
+    pixels, reason = parallel.broadcast(chosen, world)  # the same for all ranks: timings would differ
     if world.is_main and world.device.type == "cuda":
         console.note(reason)
     return make_loader(
@@ -95,8 +95,8 @@ def where(
 def decoding_rates(split: Split, plan: Plan, world: parallel.World, workers: int) -> dict[Where, float]:
     """Time a sample of training images, cropped by the host and on the device; return images per second.
 
-    Both are timed in this process. As many workers are taken to be so many times as fast at the host's work,
-    which is more than they are."""
+    Both are timed in this process. N workers are taken to be N times as fast at the host's work, which
+    overrates them."""
     few = split.select(split.sample(SAMPLE))
     rates: dict[Where, float] = {}
     modes: tuple[Where, ...] = ("host", "decode")

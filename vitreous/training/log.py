@@ -1,4 +1,4 @@
-"""The figures of a run as it goes: on screen, and in the journal; never how they come about."""
+"""The figures of a run as it goes: on screen, and in the journal; never how they are computed."""
 
 import math
 import time
@@ -13,12 +13,11 @@ from vitreous.training.caller import Caller
 from vitreous.training.journal import Journal
 
 EVERY = 100
-"""Steps between records, where an epoch is longer; else an epoch is. Every record but a last one averages as
-many."""
+"""Steps between records, or an epoch if that is shorter. Every record but the last averages as many."""
 
 
 class Log:
-    """Takes in every step's outcome, in order; writes means now and then. Every rank makes the same calls."""
+    """Takes every step's outcome, in order; writes means now and then. Every rank makes the same calls."""
 
     def __init__(
         self,
@@ -34,9 +33,9 @@ class Log:
         caller: Caller | None = None,
         warm: int = 0,
     ) -> None:
-        """`images` are in a batch, `per_epoch` batches in an epoch; `about` is what other trackers show.
+        """`images`: in a batch; `per_epoch`: batches in an epoch; `about`: the plan, for other trackers.
 
-        The first `warm` steps of this process compile, and don't count for its speed.
+        The first `warm` steps of this process compile, and don't count towards its speed.
         """
         self.world, self.images, self.per_epoch = world, images, per_epoch
         self.caller = caller if caller and world.is_main else Caller()
@@ -75,7 +74,7 @@ class Log:
         return sum(each for _, each in self.speeds)
 
     def step(self, step: int, figures: Mapping[str, float], *, steps: int, lr: float) -> None:
-        """Take in the outcome of a step, the `step`th of `steps`; write a record where one is due.
+        """Take the outcome of a step, the `step`th of `steps`; write a record if one is due.
 
         A step that was left out has no figures.
         """
@@ -95,7 +94,7 @@ class Log:
             self._tell(step, figures, steps, lr)
 
     def _tell(self, step: int, figures: Mapping[str, float], steps: int, lr: float) -> None:
-        """Pass a step on to the caller. Of several ranks it is this one's share, scaled to the whole."""
+        """Report a step to the caller; with several ranks, this one's share scaled up to the whole."""
         whole = {
             name: value if name == "gradient_norm" else value * self.world.size
             for name, value in figures.items()
@@ -129,13 +128,12 @@ class Log:
         self.sums, self._steps, self._timed, self._since = {}, 0, 0, time.monotonic()
 
     def running(self) -> dict[str, Any]:
-        """Return the mean that has begun, for a checkpoint: the sums of every rank, and over how many
-        steps."""
+        """Return the unfinished mean, for a checkpoint: the sums of every rank, and their number of steps."""
         return {"steps": self._steps, "sums": parallel.gather(dict(self.sums), self.world)}
 
     def go_on_with(self, running: Mapping[str, Any]) -> None:
-        """Take up the mean that had begun when a checkpoint was taken, so that the next record is that of a
-        run that was never stopped. Another number of ranks goes on with their total."""
+        """Go on with the mean that was unfinished at a checkpoint, so that the next record is that of a run
+        that was never stopped. If the number of ranks has changed, rank 0 takes the total."""
         self.restart()
         sums = running.get("sums", [])
         if len(sums) != self.world.size:
@@ -145,7 +143,7 @@ class Log:
         self.sums, self._steps = dict(sums[self.world.rank]), running.get("steps", 0)
 
     def pause(self) -> float:
-        """Return the time, to be given to `go_on` after something that is no training."""
+        """Return the time, to be given to `go_on` after work that is not training."""
         return time.monotonic()
 
     def go_on(self, paused: float) -> None:
@@ -153,7 +151,7 @@ class Log:
         self._since += time.monotonic() - paused
 
     def rewind(self, step: int) -> None:
-        """Forget what came after a step that the run has gone back to."""
+        """Drop what came after the step to which the run has gone back."""
         if self.journal:
             self.journal.rewind(step)
         self.restart()
@@ -191,7 +189,7 @@ class Log:
             console.warn(f"left out: {len(fresh) - 3} more files (`vitreous check` names them all)")
 
     def evaluation(self, step: int, split: str, figures: Mapping[str, float]) -> None:
-        """Write down an evaluation."""
+        """Record an evaluation, and report it to the caller."""
         if self.journal:
             rounded = {name: round(value, 6) for name, value in figures.items()}
             self.journal.write({"step": step, "split": split, **rounded})

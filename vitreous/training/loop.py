@@ -1,9 +1,10 @@
-"""The one training loop, read from top to bottom; what is learned is an objective: one loop serves all.
+"""The one training loop, read from top to bottom; what is learned is an objective, so one loop serves all.
 
 A run is a function of its plan: order, augmentation and dropout follow from (seed, step), the learning rate
-from the step. A checkpoint therefore holds weights, optimizer state, their average, and a few numbers.
+from the step. A checkpoint therefore holds weights, their average, optimizer state, and a few numbers.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +19,7 @@ from torch import Tensor
 from vitreous import console, objectives, optim, parallel
 from vitreous.config import TrainConfig
 from vitreous.data import Batch, Dataset, InMemory, Loader, open_data
-from vitreous.errors import DataError, ResumeError
+from vitreous.errors import DataError, ResumeError, TrainingError
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.models import zoo
 from vitreous.objectives import Objective
@@ -52,9 +53,9 @@ from vitreous.training.step import Outcome, Step
 from vitreous.training.watch import Watch
 
 LAG = 8
-"""Steps that a GPU may be behind the host: their outcome is read, and ranks agree, so much later."""
+"""Steps that a GPU may lag behind the host: outcomes are read, and ranks agree, that much later."""
 TIMED = 3
-"""Steps that are timed at least to plan a time budget."""
+"""Fewest steps that are timed to plan a time budget."""
 
 
 def train(
@@ -70,9 +71,9 @@ def train(
 ) -> Result:
     """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
 
-    Without a `start` the model is fresh; with one it is trained already, and all or part of it learns on.
-    `task` says what is learned, where that is not the labels.
-    `dataset` is what `data` names, where it is open already. `watch` looks at what evaluations find.
+    Without a `start` the model is fresh; with one it is already trained, and all or part of it learns on.
+    `task`: what is learned, if not the labels. `dataset`: what `data` names, if it is already open. `watch`:
+    looks at the figures of each evaluation.
     """
     caller = caller or Caller()
     setup.check_options(options)
@@ -90,7 +91,9 @@ def train(
 
         if options.extend is not None:
             parallel.on_main(lambda: extension.require_run(folder), world)
-        # As it was written down when the run started, or chosen now.
+        if world.is_main:
+            stack.enter_context(run_folder.undone_if_refused(folder))
+        # As written down when the run started, or chosen now.
         plan = setup.agree_on_plan(folder, data, dataset, options, world, start, task)
         if options.find_lr:
             build = make_objective or objectives.builder(plan.objective)
@@ -138,7 +141,7 @@ def _hold_folder(
 
 @dataclass(frozen=True)
 class Flight:
-    """A step that was taken, and whose outcome has not been read yet."""
+    """A step that was taken but whose outcome has not been read yet."""
 
     position: Position
     """Where the run was before it."""
@@ -195,7 +198,7 @@ class Training:
         self.lag = LAG if world.device.type == "cuda" and not options.shard else 0
 
     def note(self, message: str) -> None:
-        """Tell the user something, once for all ranks."""
+        """Print a note for the user, once for all ranks."""
         if self.world.is_main:
             console.note(message)
 
@@ -226,7 +229,9 @@ class Training:
             frozen=self.objective.frozen,
         )
         self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
-        if plan.fit_head and self.checkpoints.newest() is None:
+        if plan.fit_head and options.shard:
+            self.note("head: starts at zero, because --shard leaves no rank with the whole model to fit it")
+        elif plan.fit_head and self.checkpoints.newest() is None:
             head.fit(self.objective.model, self.dataset, plan.preprocessing, world, plan.precision)
         self.state = State(self.objective, plan, capturable=bool(self.lag))
         gradients = Gradients(
@@ -245,13 +250,13 @@ class Training:
             self.step = Step(gradients, self.state, clip=plan.clip, wait=not self.lag)
 
     def close(self) -> None:
-        """Let go of files and loaders: their workers end now, not when Python next looks for garbage, which
-        takes seconds for each of them."""
+        """Release files and loaders: their workers end now, not at Python's next garbage collection, which
+        would take seconds for each of them."""
         self.checkpoints.close()
         del self.loader, self.validation
 
     def take_up(self, caller: Caller) -> None:
-        """Go to the newest checkpoint that is intact, or to the start; begin to measure and to write down."""
+        """Go to the newest intact checkpoint, or to the start; start the clock and the log."""
         plan, per_epoch, stage = self.plan, self.loader.steps_per_epoch, self.stage
         saved = self.checkpoints.newest()
         begins = self._restore(saved)
@@ -286,7 +291,7 @@ class Training:
             self.log.go_on_with(saved.values.get("running", {}))
 
     def _restore(self, saved: Saved | None) -> bool:
-        """Go to where a checkpoint was taken, or to the start; tell whether a stage of the run begins."""
+        """Go to where a checkpoint was taken, or to the start; return whether a stage of the run begins."""
         plan, per_epoch, stage = self.plan, self.loader.steps_per_epoch, self.stage
         self.position = Position(steps=(stage.epochs or 0) * per_epoch)
         if saved is None:
@@ -299,7 +304,8 @@ class Training:
         threads.keep(saved.values)
         self.position = Position.from_json(saved.values)
         self.state.restore(self.checkpoints, saved)
-        if not 0 < stage.start >= self.position.step:
+        begins = 0 < stage.start and self.position.step <= stage.start
+        if not begins:
             self.note(f"going on from step {self.position.step:,} of {self.position.steps:,}")
             return False
         self.position.steps = stage.start + (stage.epochs or 0) * per_epoch
@@ -309,7 +315,7 @@ class Training:
         return True
 
     def plan_budget(self, budget: float) -> None:
-        """Time a few steps that move nothing, and plan for as many as fit."""
+        """Time a few steps that change no weight, and plan for as many as fit."""
         gradients, epoch, timed = self.step.gradients, 0, 0
         enough = False
         while not enough:
@@ -319,7 +325,7 @@ class Training:
                 self.state.clear_gradients()
                 self.clock.step() if timed else self.clock.begin()  # the first is slow for its own reasons
                 timed += 1
-                # The main rank's clock decides for all: one that left by its own would leave others waiting.
+                # The main rank's clock decides for all: one that left by its own would keep others waiting.
                 spent = timed > TIMED and self.clock.seconds - self.clock.before > 0.03 * budget
                 enough = parallel.broadcast(spent, self.world)
                 if enough:
@@ -341,12 +347,13 @@ class Training:
         per_epoch = self.loader.steps_per_epoch
         self.stop.armed = True
         self.clock.begin()
+        self.make_up_evaluation()
         while self.position.step < self.position.steps:
             for batch in self._batches(*divmod(self.position.step, per_epoch)):
                 self.take_step(batch)
                 flags = self._agree()
                 self._keep_to_budget(flags.late)
-                evaluate = self.validation is not None and clock.evaluation_due(self.position, per_epoch)
+                evaluate = self.evaluation_due()
                 ended = self.position.step == self.position.steps
                 if not self.settle(everything=evaluate or ended or flags.save or flags.stop):
                     break  # a step was refused: go on from the checkpoint before it
@@ -363,6 +370,20 @@ class Training:
             alone = self.world.size == 1
             if self.stop.received and alone and self.settle(everything=True):
                 self.save()  # the loader's workers were told to end as well
+                self.leave()
+
+    def evaluation_due(self) -> bool:
+        """Tell whether the run should be evaluated where it is."""
+        return self.validation is not None and clock.evaluation_due(
+            self.position, self.loader.steps_per_epoch
+        )
+
+    def make_up_evaluation(self) -> None:
+        """Evaluate the run if a signal ended it when that was due: its best model may be this one."""
+        if self.position.evaluated < self.position.step and self.evaluation_due():
+            completed = self.evaluate()
+            self.save()
+            if not completed:
                 self.leave()
 
     def take_step(self, batch: Batch) -> None:
@@ -396,7 +417,7 @@ class Training:
         return True
 
     def evaluate(self) -> bool:
-        """Evaluate the run on its validation images, and seal it where it is the best so far.
+        """Evaluate the run on its validation images, and seal it if it is the best so far.
 
         False: a signal came in between.
         """
@@ -413,11 +434,17 @@ class Training:
                 figures = dict(self.objective.evaluate(self.validation, inference).figures)
         except Interrupted:
             return False
+        if wrong := [name for name, value in figures.items() if not math.isfinite(value)]:
+            raise TrainingError(
+                f"the evaluation at step {self.position.step:,} is not finite ({', '.join(wrong)}): "
+                f"lower --lr in another --out, or try --precision float32"
+            )
         self.log.evaluation(self.position.step, "val", figures)
         score = self.objective.score(figures)
         if self.best is None or score > self.best:
             self.best = score
             results.seal(self, "best.safetensors", {"val": figures})
+        self.position.evaluated = self.position.step
         self.watch(self, figures)
         self.clock.evaluated()
         self.log.go_on(paused)
@@ -444,7 +471,7 @@ class Training:
         self.stop.end_process()
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Yield an epoch's batches; that a signal which asks us to stop also ends the workers is no error."""
+        """Yield an epoch's batches; it is no error if a signal to stop has ended the workers too."""
         try:
             batches = self.loader.epoch(epoch, start=first, mixed=self._mixed(epoch))
             yield from self.clock.waiting(batches)
@@ -453,7 +480,7 @@ class Training:
                 raise
 
     def _mixed(self, epoch: int) -> bool:
-        """Tell whether an epoch's images are mixed: not at the end of the run, where the plan says so."""
+        """Tell whether an epoch's images are mixed: the plan may leave the end of the run unmixed."""
         start = self.stage.start
         behind = (epoch * self.loader.steps_per_epoch - start) / max(1, self.position.steps - start)
         if self.stage.seconds is not None:
@@ -461,7 +488,7 @@ class Training:
         return behind < 1.0 - self.plan.augment.unmixed
 
     def _agree(self) -> Flags:
-        """Return what any rank knows; ranks that can be ahead of their devices ask each other less often."""
+        """Return what any rank knows; ranks that may run ahead of their devices ask each other less often."""
         if self.world.size > 1 and self.lag and self.position.step % self.lag:
             return Flags()
         due = self.world.is_main and self.clock.save_due(self.position.step, self.options.save_every)
@@ -475,7 +502,7 @@ class Training:
         return Flags(stop, save, late)
 
     def _keep_to_budget(self, late: bool) -> None:
-        """End with the time budget: evaluate what there is once it is used up; else plan anew at times."""
+        """Keep to the time budget: make this the last step once it is used up; else replan now and then."""
         position = self.position
         if self.stage.seconds is None:
             return

@@ -1,4 +1,4 @@
-"""How fast a trained model computes and images are read here: timed before anything is planned."""
+"""How fast a trained model computes, and images are read, on this machine: timed before a run is planned."""
 
 import time
 
@@ -20,7 +20,7 @@ READ = 32
 
 @torch.inference_mode()
 def forward_rate(model: Model, device: torch.device, precision: Precision) -> float:
-    """Measure how many operations a second the model's forward pass reaches in a precision, at its best."""
+    """Measure how many operations a second the model's forward pass reaches at best, in a precision."""
     images = torch.zeros(BATCH, model.config.in_channels, *model.config.image_size, device=device)
     model.to(device).eval()
     best, until = float("inf"), time.perf_counter() + SECONDS
@@ -35,7 +35,7 @@ def forward_rate(model: Model, device: torch.device, precision: Precision) -> fl
 
 
 def reading_seconds(split: Split, preprocessing: Preprocessing, device: torch.device) -> float:
-    """Measure what it takes to read and decode an image, shared among the processes that will."""
+    """Measure the time to read and decode an image, divided by the number of processes that will do it."""
     few = split.select(split.sample(READ))
     loader = make_loader(
         few, preprocessing=preprocessing, batch_size=len(few), workers=0, training=False, cache=None

@@ -1,4 +1,4 @@
-"""The plan of a run: all that makes it what it is. Written at its start, sealed as its recipe. No torch."""
+"""The plan of a run: all that determines it. Written at its start, sealed as its recipe. No torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -19,7 +19,10 @@ from vitreous.models import architecture
 from vitreous.models.architecture import Architecture
 
 UNSEALED = ("architecture", "preprocessing", "reasons")
-"""What a sealed file holds elsewhere, or not at all."""
+"""Fields that a sealed file holds elsewhere, or not at all."""
+
+LABELLED = ("loss", "label_smoothing", "binary_targets")
+"""Options that shape what is learned from labels, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +34,20 @@ class Task:
     shape: dict[str, Any] = field(default_factory=dict)
     """What the model must have, by the names of its configuration."""
     asked: dict[str, Any] = field(default_factory=dict)
-    """What the caller wants of it beyond the options, likewise: a part of what the run is known by."""
+    """What the caller wants of the model beyond the options, likewise by name: part of the run's identity."""
     labels: bool = True
     """Whether the data's classes are learned."""
     verb: str = "train"
     arguments: tuple[str, ...] = ()
     """The verb's arguments before the data."""
     recipe: Callable[..., Any] | None = None
-    """From options and facts to what it takes where nobody says otherwise: a `recipes.Recipe`."""
+    """From options and facts to the task's defaults, as a `recipes.Recipe`."""
 
     fill: "Callable[[Plan], dict[str, Any]] | None" = None
-    """From the rest of a plan to settings that depend on it, where they were left open."""
+    """From the rest of a plan to the settings that depend on it and were left open."""
+
+    refuse: "Callable[[Plan], None]" = lambda plan: None
+    """Raises an error if the task can't be learned by a plan, whoever chose it."""
 
     def filled(self, plan: "Plan") -> dict[str, Any]:
         """Return the settings for this plan."""
@@ -58,17 +64,17 @@ class Plan:
     architecture: Architecture
     preprocessing: Preprocessing
     objective: str = "supervised"
-    """The file of `objectives/` that is learned."""
+    """The file of `objectives/` that has the task."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What that task alone needs, as plain JSON values."""
     init: str = ""
-    """The trained model that it starts from, as it was named; none: from scratch."""
+    """The trained model that the run starts from, as it was named; empty: from scratch."""
     tune: str = "full"
     """What of the model learns, as `tuning.parse` reads it."""
     fit_head: bool = False
-    """Whether the head of a trained model starts as logistic regression on its features finds it."""
+    """Whether a trained model's head starts with what logistic regression on its features finds."""
     initialization: Initialization = "paper"
-    """How the model starts, where no trained one is taken."""
+    """How a model that is trained from scratch starts."""
     epochs: int | None
     """None: as many as fit into the time budget."""
     time_budget: float | None
@@ -83,7 +89,7 @@ class Plan:
     clip: float
     weight_decay: float
     final_weight_decay: float | None = None
-    """What it becomes at the end, along a cosine; None: it stays."""
+    """The weight decay at the end, approached along a cosine; None: it stays the same."""
     ema: float
     loss: Loss
     label_smoothing: float
@@ -93,7 +99,7 @@ class Plan:
     precision: Precision
     seed: int
     reasons: dict[str, str] = field(default_factory=dict, compare=False)
-    """Why each value was chosen that the user did not give."""
+    """Why each value that the user did not give was chosen."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; `from_json` reads them back."""
@@ -112,7 +118,7 @@ class Plan:
         )
 
     def recipe(self) -> dict[str, Any]:
-        """Return what a sealed file records of it: how the weights came about, but for their shape."""
+        """Return what a sealed file records of the plan: how the weights came about, without their shape."""
         return {name: value for name, value in self.to_json().items() if name not in UNSEALED}
 
 
@@ -134,7 +140,7 @@ def seconds(text: str | float) -> float:
     except ValueError:
         found = float("nan")
     if found == 0.0:
-        raise OptionError(f"time {text!r} is none at all: give more, such as 90s or 10m")
+        raise OptionError(f"time {text!r} is zero: give more, such as 90s or 10m")
     if not 0.0 < found < float("inf"):
         raise OptionError(
             f"time {text!r} is not understood: give a number and s, m, h or d, such as 90s or 10m"

@@ -1,4 +1,4 @@
-"""Which other libraries can have the model of a plan: said before it is trained, not when it is converted."""
+"""Which other libraries can take the model of a plan: told before it is trained, not when it is converted."""
 
 from vitreous import layouts
 from vitreous.training.plan import Plan
@@ -7,7 +7,7 @@ NAMES = {"timm": "timm", "hf": "Hugging Face", "torchvision": "torchvision"}
 
 
 def describe(plan: Plan) -> str:
-    """Say in one line what `vitreous convert` will write of the trained model, and what stands in the way."""
+    """Return in one line to which libraries `vitreous convert` can bring the model, and why not to others."""
     found = layouts.obstacles(plan.architecture, plan.preprocessing)
     able = [NAMES[name] for name in NAMES if not found[name]]
     unable: dict[str, list[str]] = {}

@@ -9,21 +9,29 @@ from vitreous.config import Augment, PretrainConfig
 from vitreous.data import InMemory, open_pictures
 from vitreous.errors import OptionError
 from vitreous.models.architecture import ViTConfig, pair
+from vitreous.options import refuse_unused
 from vitreous.predict import load
 from vitreous.training import defaults, setup
 from vitreous.training.caller import Caller
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.loop import train
-from vitreous.training.plan import Plan, Task
+from vitreous.training.plan import LABELLED, Plan, Task
 from vitreous.training.recipes import Recipe
 from vitreous.training.results import Result
 from vitreous.training.setup import Start
 from vitreous.training.watch import Watch
 
 SMALL_IMAGES = 96
-"""Sides below which crops must keep more of an image, or nothing is left of it."""
+"""Side of an image below which crops must keep more of it, or hardly anything is left."""
 CROPS = {"small": ((0.7, 1.0), (0.2, 0.5)), "large": ((0.4, 1.0), (0.05, 0.4))}
 """Parts of an image's area that DINO's large and small crops keep, by the images' size."""
+
+SETTINGS = {
+    "masked": ("target",),
+    "mae": ("mask_ratio", "decoder_width", "decoder_depth"),
+    "dino": ("prototypes", "local_crops", "local_scale"),
+}
+"""The options that each objective takes for itself."""
 
 
 def pretrain(
@@ -50,6 +58,7 @@ def pretrain(
         verb="pretrain",
         recipe=recipe,
         fill=lambda plan: filled(options, plan),
+        refuse=_refuse,
     )
     watch = Watch(stop=options.on_collapse == "stop", preview=options.preview)
     start = _start(options)
@@ -57,34 +66,44 @@ def pretrain(
 
 
 def _check(options: PretrainConfig) -> None:
+    refuse_unused(options, LABELLED, "in pre-training, which does not learn from labels")
+    if options.balance == "loss":
+        raise OptionError(
+            "--balance loss weighs the loss of labels, which pre-training does not have: leave it out"
+        )
+    others = (
+        name for objective, names in SETTINGS.items() if objective != options.objective for name in names
+    )
+    refuse_unused(options, others, f"with --objective {options.objective}")
     if not 0.0 < options.mask_ratio < 1.0:
         raise OptionError(f"--mask-ratio {options.mask_ratio} is out of range: more than 0, less than 1")
     for name, least in (("decoder_depth", 1), ("prototypes", 2), ("local_crops", 0)):
         if (value := getattr(options, name)) < least:
             raise OptionError(f"--{name.replace('_', '-')} {value} is out of range: give {least} or more")
     if options.decoder_width is not None and (options.decoder_width < 4 or options.decoder_width % 4):
-        raise OptionError(f"--decoder-width {options.decoder_width} is not a multiple of 4: such as 128")
+        raise OptionError(f"--decoder-width {options.decoder_width} is not a multiple of 4: give one, as 128")
     low, high = options.local_scale or (0.1, 1.0)
     if not 0.0 < low <= high <= 1.0:
         raise OptionError(f"--local-scale {low} {high} is out of range: parts of an image, up to 1")
-    if options.fit == "pad":
-        raise OptionError("--fit pad leaves patches that show nothing: pre-training needs cover or stretch")
-    for name in ("mixup", "cutmix"):
-        if getattr(options, name):
-            raise OptionError(f"--{name} mixes images that are to be told apart: leave it out")
     if options.shard and options.objective == "dino":
         raise OptionError("--shard can't split dino's teacher: leave it out")
 
 
+def _refuse(plan: Plan) -> None:
+    """Refuse what pre-training can't use, from whichever option, recipe or checkpoint it came."""
+    if plan.preprocessing.resize == "pad":
+        raise OptionError(
+            "--fit pad leaves patches that show nothing: pre-training needs --fit cover or stretch"
+        )
+    for name in ("mixup", "cutmix"):
+        if value := getattr(plan.augment, name):
+            raise OptionError(f"--{name} {value:g} mixes images that are to be told apart: add --{name} 0")
+
+
 def _settings(options: PretrainConfig) -> dict[str, Any]:
-    """Return what the task needs, as it was asked for; None: it depends on the model."""
-    names = {
-        "masked": ("target",),
-        "mae": ("mask_ratio", "decoder_width", "decoder_depth"),
-        "dino": ("prototypes", "local_crops", "local_scale"),
-    }[options.objective]
+    """Return the task's settings as they were asked for; those that are None follow from the model."""
     given = asdict(options)
-    return {name: given[name] for name in names}
+    return {name: given[name] for name in SETTINGS[options.objective]}
 
 
 def filled(options: PretrainConfig, plan: Plan) -> dict[str, Any]:
@@ -121,7 +140,7 @@ def _start(options: PretrainConfig) -> Start | None:
 
 
 def recipe(options: PretrainConfig, facts: Facts) -> Recipe:
-    """Return what an objective takes where the user said nothing."""
+    """Return an objective's defaults, for what the user left open."""
     batch = options.batch_size or defaults.batch_size(facts)
     crops = min(facts.size) >= 16
     mirror = 0.5 if facts.mirror else 0.0
@@ -134,7 +153,7 @@ def recipe(options: PretrainConfig, facts: Facts) -> Recipe:
             "weight_decay": 0.04,
             "final_weight_decay": 0.4,
             "clip": 3.0,
-            "ema": 0.0,  # the teacher is one
+            "ema": 0.0,  # the teacher is an average already
             "augment": Augment(crop_scale=large, flip=mirror, color_jitter=jitter),
         }
     else:

@@ -1,7 +1,7 @@
 """Recipes: values for a plan where the user gave none, from a table or from an earlier run. No torch.
 
-A recipe is what a run was made by: `--recipe runs/flowers` takes everything of that run's plan that no other
-option says otherwise.
+A recipe is how a run was made: `--recipe runs/flowers` takes everything from that run's plan that no other
+option overrides.
 """
 
 import json
@@ -21,7 +21,7 @@ from vitreous.training.plan import NAMES, tuples
 
 FEW = 20_000
 VIEWS = 200_000
-"""Images that a fine-tuning sees where nobody says how long it should be."""
+"""Images that fine-tuning sees in all, repeats counted, if nobody says how long it should be."""
 
 TABLE: dict[str, dict[str, Any]] = {
     # Section B.1.1 and table 4 of the paper; the learning rate is the middle of its range.
@@ -60,7 +60,7 @@ class Recipe:
     resize: Resize | None = None
     """How its images were fitted to the model's size."""
     reason: str = ""
-    """Why it was taken, where nobody named it."""
+    """Why it was taken, if nobody named it."""
 
 
 def read(source: str) -> Recipe:
@@ -84,7 +84,7 @@ def read(source: str) -> Recipe:
             f"{source} holds no recipe: give a run folder, or a sealed file that was trained here"
         )
     values = {name: value for name, value in plan.items() if name in NAMES and value is not None}
-    values.setdefault("initialization", "paper")  # of runs before there was another
+    values.setdefault("initialization", "paper")  # older runs had no other
     for name in ("architecture", "preprocessing", "reasons", "init", "tune", "fit_head"):
         values.pop(name, None)
     if isinstance(values.get("augment"), dict):

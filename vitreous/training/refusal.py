@@ -15,11 +15,11 @@ ROLLBACKS = 3
 
 
 def go_back(training: "Training", flight: "Flight", figures: dict[str, float]) -> Position:
-    """Return to the newest checkpoint, to go on without that batch; or save what there is, and stop."""
+    """Go back to the newest checkpoint, to go on without that batch; or save what there is, and stop."""
     position = flight.position
     reported = _report(training, flight, figures)
     if training.options.on_nan == "stop" or position.rollbacks == ROLLBACKS:
-        training.position = position  # nothing has moved since
+        training.position = position  # no weight has changed since
         training.save()
         training.checkpoints.wait()
         raise _error(reported, position, training.folder)
@@ -37,7 +37,7 @@ def go_back(training: "Training", flight: "Flight", figures: dict[str, float]) -
 
 
 def _report(training: "Training", flight: "Flight", figures: dict[str, float]) -> str:
-    """Write down what is known of the step, and return it in one line."""
+    """Write a file with what is known of the step, and return it in one line."""
     step, loss, world = flight.position.step, figures["loss"], training.world
     mine = training.loader.files(flight.indices)
     known = parallel.gather((math.isfinite(loss), loss, mine), world)

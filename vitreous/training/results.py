@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vitreous import checkpoint, files, parallel
+from vitreous import checkpoint, console, files, parallel
 from vitreous.data import Dataset, Split, thumbnails
+from vitreous.errors import CheckpointError
 from vitreous.evals.outputs import Inference
 from vitreous.models import cost
 from vitreous.models.weights import Weights
@@ -41,7 +42,7 @@ class Result:
 
 
 def finished(run: Path, dataset: Dataset, extensions: int, world: parallel.World) -> Result | None:
-    """Return the result of the run in this folder, if it has ended with so many extensions."""
+    """Return the result of the run in this folder, if it has ended, extended this many times."""
     ended = world.is_main and extension.ended(run, extensions)
     known = parallel.broadcast(folder.read_json(run / "results.json") if ended else None, world)
     return None if known is None else Result(run, dataset, known, world.is_main, str(world.device))
@@ -51,8 +52,12 @@ def best_score(training: "Training") -> list[float] | None:
     """Return the score of the best model so far: what its sealed file says of it."""
     path, known = training.folder / "best.safetensors", None
     if training.world.is_main and path.is_file():
-        found = checkpoint.read(path, verify=False).about.get("results", {}).get("val")
-        known = None if found is None else training.objective.score(found)
+        try:
+            found = checkpoint.read(path).about.get("results", {}).get("val")
+            known = None if found is None else training.objective.score(found)
+        except CheckpointError as error:
+            damaged = path.replace(path.with_name(f"{path.name}.damaged"))
+            console.warn(f"{error}; kept as {damaged.name}: the best model is chosen anew from here on")
     return parallel.broadcast(known, training.world)
 
 
@@ -79,9 +84,10 @@ def seal(training: "Training", name: str, results: dict[str, Any]) -> None:
 
 
 def conclude(training: "Training") -> Result:
-    """Seal the last weights, evaluate the best ones on images that had no part in it, write it all down."""
+    """Seal the last weights, evaluate the best ones on held-out images, and write it all down."""
     run, plan, world, objective = training.folder, training.plan, training.world, training.objective
     seal(training, "last.safetensors", {})
+    painted = watch.pictures(training)  # by the last weights, all of which are still there
     best = run / "best.safetensors"
     if best_score(training) is None:
         seal(training, best.name, {})
@@ -110,8 +116,6 @@ def conclude(training: "Training") -> Result:
         results["extensions"] = len(training.stages) - 1
     weights.about["results"] = {name: results[name] for name in ("val", "test") if name in results}
 
-    painted = watch.pictures(training)
-
     def write() -> None:
         if painted is not None:
             files.write_bytes(run / "preview.png", painted)
@@ -122,7 +126,7 @@ def conclude(training: "Training") -> Result:
         checkpoint.write(weights, best)
         files.write_json(run / "evaluation.json", document)
         files.write_text(run / "model_card.md", card.write(training, results))
-        files.write_json(run / "results.json", results)  # last: it says that all of it is done
+        files.write_json(run / "results.json", results)  # last: that it exists says that all is done
 
     parallel.on_main(write, world)
     return Result(run, training.dataset, results, world.is_main, str(world.device))

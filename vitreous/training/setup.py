@@ -1,4 +1,4 @@
-"""Before the loop: which plan a run follows, and the loaders that feed it; nothing is trained here."""
+"""Before the loop: whether the options are allowed, and which plan a run follows; nothing is trained here."""
 
 import math
 import os
@@ -78,13 +78,13 @@ class Start:
     pretrained: Pretrained
     tensors: Mapping[str, Tensor]
     by_time: bool = False
-    """Whether the time there is decides what of it learns."""
+    """Whether the available time decides which part of it learns."""
     by_train: bool = False
-    """Whether `vitreous train` starts from it: then the time also decides at which image size, unless that
-    was given."""
+    """Whether `vitreous train` starts from it: then the time also decides the image size, unless that was
+    given."""
 
     def model(self, wanted: Architecture) -> Model:
-        """Build it with what the plan wants of it: another size, another stochastic depth."""
+        """Build it as the plan wants it: perhaps of another size, or with another stochastic depth."""
         size = self.pretrained.architecture.image_size
         model = zoo.build(replace(wanted, image_size=size))
         model.load_state_dict(dict(self.tensors))
@@ -96,7 +96,7 @@ class Start:
 def identity(
     data: str, dataset: Dataset, options: TrainConfig, start: Start | None = None, task: Task = SUPERVISED
 ) -> dict[str, Any]:
-    """Return what a run is known by: two commands that agree in it are the same run."""
+    """Return what identifies a run: two commands for which it is the same are the same run."""
     source = "" if start is None else start.source
     for path in (data, options.out or "", options.data_root or "", source):
         if not is_utf8(path):
@@ -125,7 +125,7 @@ def agree_on_plan(
 ) -> Plan:
     """Return the plan of the run in this folder, if its options are still the same, or choose one.
 
-    What is chosen is written down, but for a sweep, which starts no run.
+    A plan that is chosen is written down, except for a sweep, which starts no run.
     """
     now = identity(data, dataset, options, start, task)
     path = run / "config.json"
@@ -221,14 +221,14 @@ def _choose_transfer(
 
 
 def fits_head(options: FinetuneConfig, model: Architecture) -> bool:
-    """Tell whether the head is fitted first where time decides: if asked for, else where that can be done."""
+    """Tell whether the head is fitted first where time decides: as asked, else wherever it can be."""
     if options.fit_head is not None:
         return options.fit_head == "yes"
-    return model.kind == "vit" and not options.shard  # a ResNet's head is a convolution; shards are no matrix
+    return model.kind == "vit" and not options.shard  # a ResNet's head is a convolution; a shard is no matrix
 
 
 def _recipe(options: FinetuneConfig, facts: Facts) -> recipes.Recipe:
-    """Return the recipe for fine-tuning, and say which it is where nobody named it."""
+    """Return the recipe for fine-tuning, and print which it is if nobody named it."""
     recipe = recipes.for_finetuning(options, facts.images, facts.device == "cuda")
     if recipe.reason:
         console.note(f"recipe: {recipe.source} ({recipe.reason})")
@@ -243,7 +243,7 @@ def require_classes(dataset: Dataset) -> None:
 
 
 def _stored_plan(stored: Mapping[str, Any], dataset: Dataset) -> Plan:
-    """Read the plan of a run; that of an earlier version lacks what only its options said then."""
+    """Read the plan of a run; for one of an earlier version, add what only its options held then."""
     values, options = dict(stored["plan"]), stored["options"]
     if isinstance(values["augment"], str):
         split, preprocessing = dataset.splits["train"], values["preprocessing"]
@@ -293,8 +293,9 @@ def _text(value: Any) -> str:
 
 
 def seed(options: TrainConfig) -> int:
-    """Return the seed, which the data is split by before there is a plan."""
-    if options.seed is None and options.recipe and Path(options.recipe).exists():
+    """Return the seed: the data is split by it before there is a plan."""
+    named = options.recipe in (*recipes.TABLE, "auto", "none")  # whatever lies in this folder
+    if options.seed is None and options.recipe and not named and Path(options.recipe).exists():
         return recipes.read(options.recipe).values.get("seed", 0)
     return options.seed or 0
 

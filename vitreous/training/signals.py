@@ -11,12 +11,12 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, *([HANGUP] if HANGUP is not None else 
 
 
 class StopSignal:
-    """Turns SIGTERM, SIGHUP (the terminal has gone) and Ctrl-C into a wish that the loop sees between steps;
-    a second one ends at once."""
+    """Turns SIGTERM, SIGHUP (the terminal has gone) and Ctrl-C into a request that the loop sees between
+    steps; a second signal ends the process at once."""
 
     def __init__(self) -> None:
         self.armed = False
-        """Before the loop there is nothing to save: a signal ends at once."""
+        """Whether the loop is running; before that there is nothing to save, and a signal ends at once."""
         self.signal: int | None = None
         self._before: dict[int, Any] = {}
 

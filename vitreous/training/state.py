@@ -1,4 +1,4 @@
-"""What a run is at a moment: its tensors by name, and where it stands. All that a checkpoint has to hold."""
+"""The state of a run: its tensors by name, and where it is. All that a checkpoint has to hold."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -16,19 +16,21 @@ from vitreous.training.plan import Plan
 
 @dataclass
 class Position:
-    """Where a run is: beside the tensors, all that a checkpoint has to hold."""
+    """Where a run is: all that a checkpoint has to hold besides the tensors."""
 
     step: int = 0
     """Steps that were taken."""
     steps: int = 0
-    """How many there are to be; a time budget may change it on the way."""
+    """Steps in all; a time budget may change it on the way."""
     share: float = 0.0
-    """Part of a time budget's schedule that is behind it."""
+    """Share of a time budget's schedule that is behind the run."""
     seconds: float = 0.0
     """Spent on the run so far, over all its starts."""
     skipped: list[int] = field(default_factory=list)
     """Steps that are left out because their batch gave no finite gradient."""
     rollbacks: int = 0
+    evaluated: int = 0
+    """The step of the newest evaluation."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -36,16 +38,17 @@ class Position:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> "Position":
-        """Read what `to_json` wrote; earlier versions knew other names, which are left out."""
+        """Read what `to_json` wrote; names that only earlier versions had are left out."""
         known = {each.name for each in fields(Position)}
-        return Position(**{name: value for name, value in values.items() if name in known})
+        found = {name: value for name, value in values.items() if name in known}
+        return Position(**{"evaluated": found.get("step", 0), **found})
 
 
 class State:
     """All tensors of a run by name: weights, their average, and the optimizer's state."""
 
     def __init__(self, objective: Objective, plan: Plan, *, capturable: bool = False) -> None:
-        """`capturable`: keep on the device all that changes from step to step, for a recorded CUDA graph."""
+        """`capturable`: keep all that changes from step to step on the device, for a recorded CUDA graph."""
         self.objective, self.plan, self.capturable = objective, plan, capturable
         self.ema = optim.Ema(objective, plan.ema) if plan.ema else None
         device = next(objective.parameters()).device
@@ -68,7 +71,7 @@ class State:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the live tensors: what is loaded into them takes effect."""
+        """Return the live tensors: values loaded into them take effect."""
         found = {f"weights.{name}": value for name, value in self.objective.state_dict().items()}
         if self.ema:
             found |= {f"ema.{name}": value for name, value in self.ema.tensors.items()}
@@ -77,7 +80,7 @@ class State:
         }
 
     def restore(self, checkpoints: Checkpoints, saved: Saved) -> None:
-        """Take everything from a checkpoint, also what the optimizers have not allocated yet."""
+        """Restore everything from a checkpoint, even state that the optimizers have not allocated yet."""
         self.optimizers = self._build()
         prefix = "optimizer."
         keys = [name.removeprefix(prefix) for name in saved.tensors if name.startswith(prefix)]
@@ -86,7 +89,7 @@ class State:
         checkpoints.load(saved, self.tensors())
 
     def set_step(self, step: int, lr: float, progress: float = 0.0) -> None:
-        """Set what the next update depends on: learning rate, weight decay, how far the average follows."""
+        """Set what the next update depends on: learning rate, weight decay, the pace of the average."""
         optim.set_learning_rate(self.optimizers, lr)
         if self.decay is not None:
             self.decay.set(lr, progress)
@@ -114,5 +117,5 @@ class State:
             optimizer.zero_grad(set_to_none=True)
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Hold the average in place of the weights, where there is one: what is evaluated and sealed."""
+        """Put the average, if there is one, in place of the weights: it is what is evaluated and sealed."""
         return self.ema.applied() if self.ema else nullcontext()

@@ -1,8 +1,8 @@
 """One step: gradients, their norm, whether all is finite, clip, update, average. Never when, or how often.
 
-A step decides on the device whether it may move anything, so that the host need not wait for it: it reads the
-outcome some steps later. Once a step was refused, all that follow it are refused too, until `resume`: the
-weights stay as they were before the first that was not finite.
+A step decides on the device whether it may change anything, so that the host need not wait: it reads the
+outcome some steps later. Once a step is refused, all that follow it are refused too, until `resume`: the
+weights stay as they were before the first step that was not finite.
 """
 
 from dataclasses import dataclass
@@ -36,14 +36,14 @@ class Step:
     """Moves the state by one batch."""
 
     def __init__(self, gradients: Gradients, state: State, *, clip: float, wait: bool) -> None:
-        """`wait`: let the host see each step's outcome before it moves anything."""
+        """`wait`: let the host see each step's outcome before anything is changed."""
         self.gradients, self.state, self.clip, self.wait = gradients, state, clip, wait
         self.objective, self.world = gradients.objective, gradients.world
         self.refused = torch.zeros((), dtype=torch.bool, device=self.world.device)
         """Whether this step, or one before it since `resume`, was not finite."""
 
     def __call__(self, batch: Batch, step: int, lr: float, progress: float = 0.0) -> Outcome:
-        """Take the step of this number; on a device the call returns before it is done."""
+        """Take step number `step`; on a GPU the call returns before it is done."""
         self.prepare(step, lr, progress)
         figures = self.gradients(batch, step, progress)
         figures = self.move(figures)
@@ -69,7 +69,7 @@ class Step:
         return {**figures, "gradient_norm": norm, "refused": self.refused}
 
     def finish(self, step: int) -> None:
-        """Let the task follow the update, and forget the gradients."""
+        """Let the task react to the update, and forget the gradients."""
         if not self.wait:
             self.objective.after_update(step, self.refused)
         elif not self.refused.item():

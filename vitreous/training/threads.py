@@ -17,14 +17,14 @@ from vitreous.models.weights import Model
 from vitreous.training.plan import Plan
 
 HELPS = 0.9
-"""What of one thread's time several may take to be worth having."""
+"""Several threads are worth having if they take at most this share of one thread's time."""
 SECONDS = 0.3
 """About how long each number of threads is timed."""
 IMAGES = 16
 
 
 def settle(model: Model, plan: Plan, world: parallel.World) -> None:
-    """Let torch compute on one thread if several don't help, and say so; a number that the user set stays."""
+    """Let torch compute on one thread if several don't help, and say so; a number set by the user stays."""
     most = torch.get_num_threads()
     asked = os.environ.get("OMP_NUM_THREADS")
     if world.device.type != "cpu" or world.size > 1 or most == 1 or asked:
@@ -43,7 +43,7 @@ def keep(values: Mapping[str, Any]) -> None:
 
 
 def _seconds(work: Callable[[], None], count: int) -> float:
-    """Return the median time of some work on so many threads, which then stay."""
+    """Return the median time of some work on `count` threads; torch keeps that number."""
     torch.set_num_threads(count)
     work()  # the first is slow for its own reasons
     times: list[float] = []

@@ -1,8 +1,8 @@
-"""How much of a trained model learns, and at which size: by the time there is. No torch.
+"""How much of a trained model learns, and at which size, given the time there is. No torch.
 
 The head is fitted first, which costs one pass over the images; larger images gain more than a few epochs of
-smaller ones, so they come next; what time is left decides how much of the body can follow. The measurements
-are in docs/transfer.md.
+smaller ones, so they come next; the time that is left decides how much of the body can follow. The
+measurements are in docs/transfer.md.
 """
 
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ SIZES = (96, 128, 160, 192, 224)
 PASS = 0.6
 """Part of the time that one pass over all images may take."""
 EFFICIENCY = 0.85
-"""What of the measured rate is left when images are read and decoded as well."""
+"""Share of the measured rate that is left when images are read and decoded as well."""
 ASIDE = 15.0
 """Seconds that go into start and report."""
 USUAL = 600.0
 """Seconds to plan for where the user gave neither a time nor a number of epochs."""
 EPOCHS = {"full": 3.0, "half": 1.0}
-"""Epochs from which on it pays to let all blocks learn, or their second half."""
+"""Epochs from which it pays to let all blocks learn, or their second half."""
 MOST_EPOCHS = 30
 
 
@@ -37,7 +37,7 @@ class Choice:
     pass_seconds: float
     """What one pass over all images takes."""
     too_short: bool
-    """Whether the time does not suffice for that, whatever is chosen."""
+    """Whether the time is too short even for that pass."""
 
 
 def choose(
@@ -50,12 +50,10 @@ def choose(
     rate: float,
     reading: float,
 ) -> Choice:
-    """Choose for so many training images of this (shorter) side, and others that are evaluated.
+    """Choose for `images` training images with a shorter side of `side`, and `evaluated` others.
 
-    Without a side the model's size stays.
-
-    `rate`: operations a second that the model's forward pass reaches on the device; `reading`: seconds that
-    it takes to read an image.
+    Without a side the model keeps its image size. `rate`: operations a second that its forward pass reaches
+    on the device; `reading`: seconds that it takes to read an image.
     """
     time = USUAL if budget is None else budget
 

@@ -57,7 +57,7 @@ def parse(tune: str) -> tuple[str, int | None]:
 
 
 def require(config: Architecture, tune: str) -> None:
-    """Refuse a way to tune that such a model does not have."""
+    """Refuse a way to tune that the model does not allow."""
     kind, number = parse(tune)
     if kind in ("last", "lora") and not config.has_attention:
         raise ModelError(f"a ResNet is tuned full or by its head, not {tune}")
@@ -104,7 +104,7 @@ def merged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unmerged(plain: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return a state for a model with factors that computes what the ordinary one does: updates of zero."""
+    """Return a state, for a model with factors, that computes the same: the ordinary one and zero updates."""
     factors = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
     return {**plain, **{name: torch.zeros(tensor.shape) for name, tensor in factors.items()}}
 

@@ -1,5 +1,5 @@
-"""What is done when a run was evaluated, beside noting its figures: say that it can't come to good, and draw
-what the model makes of some images."""
+"""What follows an evaluation besides recording its figures: warn that a run can't succeed, and draw what the
+model makes of some images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Watch:
     """How a run is watched."""
 
     stop: bool = False
-    """Whether a run that can't come to good is ended."""
+    """Whether a run that can't succeed is ended."""
     preview: bool = False
     """Whether pictures are drawn at each evaluation, into the run's folder `preview/`."""
 
@@ -59,7 +59,7 @@ def pictures(training: "Training") -> bytes | None:
         columns = training.objective.preview(batch.part(0, min(SHOWN, len(batch))))
     if not columns:
         return None
-    from vitreous import plot  # half a second, for who asks
+    from vitreous import plot  # takes half a second, so only here
 
     shown = [(images * 255).round().byte().permute(0, 2, 3, 1).cpu().numpy() for _, images in columns]
     rows = {title: list(images) for (title, _), images in zip(columns, shown, strict=True)}
