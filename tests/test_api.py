@@ -85,7 +85,7 @@ def test_predict_takes_everything_that_is_an_image(digits_file: Path, tmp_path: 
     clf = vitreous.load(digits_file)
     assert [each.label for each in vitreous.predict(clf, tmp_path / "digits")] == truth
     assert vitreous.predict(clf, paths[0], abstain=1.0)[0].label is None and clf.abstain == 0
-    with pytest.raises(OptionError, match="top=0 is no number of labels: use 1 or more"):
+    with pytest.raises(OptionError, match="top=0 is out of range: use 1 or more"):
         vitreous.predict(clf, paths[0], top=0)
 
 

@@ -164,7 +164,7 @@ def test_a_class_has_a_map_of_its_own(page: Page, digits: Classifier, files: lis
     label = digits.labels.index(name) if name in digits.labels else 0
     found = gradient_rollout(digits.model, images, torch.tensor([label]))[0].flatten()
     best = int(found.argmax())
-    place = f"“{name}” speaks most row {best // 4 + 1}, column {best % 4 + 1}"
+    place = f"“{name}” is supported most by row {best // 4 + 1}, column {best % 4 + 1}"
     expect(page.locator("#readout")).to_contain_text(place)
     expect(page.locator("#layer")).to_be_disabled()
     canvas = page.locator(".picture canvas")
@@ -232,7 +232,7 @@ def test_mosaic_rollout_and_positions(page: Page, files: list[Path]) -> None:
     page.get_by_role("button", name="Head 3").click()
     expect(page.locator("#head-value")).to_have_text("3 of 4")
     page.get_by_label("rollout through the layers").check()
-    expect(page.locator("#readout")).to_contain_text("draws, through all layers so far, most from")
+    expect(page.locator("#readout")).to_contain_text("draws most, through all layers up to this one, from")
     expect(page.locator("#mosaic")).to_be_hidden()
     canvas, positions = page.locator(".picture canvas"), page.locator("#position-map")
     before = positions.evaluate(PIXELS)
@@ -329,7 +329,7 @@ def test_what_is_no_image_is_said(browser: Browser, served: Running, tmp_path: P
     (tmp_path / "text.png").write_text("hello")
     page.locator("input[type=file]").set_input_files(tmp_path / "text.png")
     expect(page.get_by_role("alert")).to_contain_text("No image of a known format was sent")
-    expect(page.locator(".status")).to_have_text("The image before stays.")
+    expect(page.locator(".status")).to_have_text("The previous image stays.")
     (tmp_path / "large.png").write_bytes(bytes(17 << 20))
     page.locator("input[type=file]").set_input_files(tmp_path / "large.png")
     expect(page.get_by_role("alert")).to_have_text(

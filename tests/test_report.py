@@ -259,7 +259,7 @@ def test_mistakes_show_what_spoke_for_the_answer_and_for_the_truth(digits: Class
         np.testing.assert_array_equal(shown, plot.overlay(pixels.pixels, each.numpy()))
     assert not np.array_equal(mistake.seen, mistake.missed)
     page = report.render(report.Report(title="t", mistakes=[mistake]))
-    assert page.count("<img") == 3 and "what spoke for the answer, then what spoke for the true class" in page
+    assert page.count("<img") == 3 and "what supported the answer, then what supported the true class" in page
 
 
 def test_the_last_point_of_a_curve_averages_as_many_batches_as_the_others() -> None:

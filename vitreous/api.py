@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from vitreous.training.caller import Callback, Caller
 
 REPORT_SECONDS = 10.0
-"""What of a time budget is left for the report and the end of the process; of a short one a sixth."""
+"""Seconds of a time budget kept for the report and the end of the process; at most a sixth of the budget."""
 command_started: float | None = None
-"""When the process began, by `time.monotonic`, where it is a command: a time budget is its user's time."""
+"""When the process began, by `time.monotonic`, if it is a command: a time budget is the user's time."""
 
 Text = str | os.PathLike[str]
 """A path, or the name of a data set or model."""
@@ -175,7 +175,7 @@ def pretrain(
     on_evaluation: "Callback | None" = None,
     **options: Any,
 ) -> Run:
-    """Teach a model what pictures look like, without labels; labels, where there are any, only watch."""
+    """Teach a model what pictures look like, without labels; labels, if there are any, only measure it."""
     started = _now()
     from vitreous.training import pretrain as work
 
@@ -201,7 +201,7 @@ def _now() -> float:
 def _caller(
     config: TrainConfig, started: float, on_step: "Callback | None", on_evaluation: "Callback | None"
 ) -> "Caller":
-    """Return what a run needs to know of this process, which writes a report when the run has ended."""
+    """Return what a run needs to know about this process, which writes a report when the run has ended."""
     from vitreous.training import Caller
     from vitreous.training.plan import seconds
 
@@ -325,7 +325,7 @@ def predict(
     """Label images: paths, folders, patterns, bytes, Pillow images, arrays or tensors, in their order."""
     config = from_keywords(PredictConfig, options, "predict")
     if config.top < 1:
-        raise OptionError(f"top={config.top} is no number of labels: use 1 or more")
+        raise OptionError(f"top={config.top} is out of range: use 1 or more")
     classifier = with_threshold(_load(checkpoint, config.device).merging(config.merge), config.abstain)
     from vitreous.predict import inputs, stream
     from vitreous.predict.choice import equip
@@ -445,14 +445,14 @@ def reproduce(name: str | None = None, **options: Any) -> Figures:
 
 
 def report_folder(path: Text) -> Path:
-    """Make a folder for a report of its own; that of a run has one already, which would be lost."""
+    """Make a folder for a report; refuse the folder of a run, whose own report would be lost."""
     if (Path(path) / "metrics.jsonl").exists():
         raise OptionError(f"--out {path} is the folder of a run, whose report would be lost: choose another")
     return prepare_folder(path)
 
 
 def prepare_folder(path: Text) -> Path:
-    """Make a folder for results before the work, which would be lost if it could not be written."""
+    """Make a folder for results before the work, which would be lost if its results could not be written."""
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK):

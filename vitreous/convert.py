@@ -77,7 +77,7 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
 
 
 def left_behind(weights: Weights, path: Path) -> list[str]:
-    """Return what a file of another layout does not say any more, found by reading it back."""
+    """Return what is lost in a file of another layout, found by reading it back."""
     config, about, lost = weights.config, weights.about, []
     origin, found = layouts.read(path, {"heads": config.heads, "image_size": config.image_size})
     if (temperature := (about.get("calibration") or {}).get("temperature", 1.0)) != 1.0:
@@ -102,7 +102,7 @@ def _filled(preprocessing: Preprocessing) -> Preprocessing:
 
 
 def _described(preprocessing: Preprocessing) -> str:
-    """Say a preprocessing in one line."""
+    """Return a preprocessing in one line."""
     height, width = preprocessing.resize_size or preprocessing.image_size
     size = f"{preprocessing.image_size[0]}x{preprocessing.image_size[1]}"
     mean, std = (
@@ -122,7 +122,7 @@ def _compare(model: Model, path: Path, layout: str) -> tuple[str, float]:
 
 @contextmanager
 def _random_head_if_zero(model: Model) -> Iterator[None]:
-    """Fill a head of zeros for a while: zero logits agree with anything, and would prove nothing."""
+    """Fill a head of zeros for the comparison: zero logits agree with anything, and would prove nothing."""
     parameters = [each for name, each in model.named_parameters() if name.startswith("head")]
     fresh = bool(parameters) and not any(each.any() for each in parameters)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Where files of ours lie, and how they are written: whole and durable, or not there at all."""
+"""Where our own files lie, and how they are written: whole and durable, or not there at all."""
 
 import errno
 import json
@@ -12,7 +12,7 @@ from vitreous.errors import VitreousError
 
 
 def cache_root() -> Path:
-    """Return the folder of what can be made again, never inside the user's data.
+    """Return the folder for files that can be made again, never inside the user's data.
 
     It is $VITREOUS_CACHE, else $XDG_CACHE_HOME/vitreous, else ~/.cache/vitreous.
     """

@@ -1,8 +1,8 @@
 """Muon (momentum, orthogonalised by Newton and Schulz's iteration) for many matrices at once.
 
-The arithmetic is that of `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, and so is the state. But
-torch takes one matrix after the other, a dozen small kernels each; here all matrices of one shape go through
-the iteration together. Nothing waits for the device, and a flag there can refuse a step.
+Arithmetic and state are those of `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`. But torch takes
+one matrix after another, a dozen small kernels each; here all matrices of one shape go through the iteration
+together. Nothing waits for the device, and a flag there can refuse a step.
 
 K matrices of m by n.
 """
@@ -108,7 +108,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _stacked(self, group: dict[str, Any]) -> list[_Matrices]:
-        """Return a group's whole matrices by shape; those that are split among ranks are moved at once."""
+        """Return a group's whole matrices by shape; move those that are split among ranks right away."""
         alike: dict[tuple[Any, ...], list[Tensor]] = {}
         for parameter in group["params"]:
             if parameter.grad is None:

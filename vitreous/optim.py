@@ -76,12 +76,12 @@ def build(
     layer_decay: float = 1.0,
     capturable: bool = False,
 ) -> list[torch.optim.Optimizer]:
-    """Build the optimizers, one but for Muon, which leaves to AdamW what is not a hidden matrix.
+    """Build the optimizers: one, or two for Muon, which leaves all but hidden matrices to AdamW.
 
-    `adamw` decays as said on top of this module. `adam` is the paper's (section 4.1: beta1 0.9, beta2 0.999,
-    a high weight decay of 0.1). It was Flax's Adam, whose decay is decoupled too, so it differs from `adamw`
-    in name alone. `sgd` is the paper's fine-tuning (Table 4: momentum 0.9, no decay); its decay is the usual
-    L2 term. `muon` scales its update to AdamW's size (arXiv 2502.16982): one learning rate serves both parts.
+    `adamw` decays as this module's docstring says. `adam` is the paper's (section 4.1: beta1 0.9, beta2 0.999
+    and a high weight decay of 0.1). It was Flax's Adam, whose decay is decoupled too, so it differs from
+    `adamw` in name alone. `sgd` is the paper's fine-tuning (Table 4: momentum 0.9, no decay); its decay is
+    the usual L2 term. `muon` scales its update to AdamW's size (arXiv 2502.16982): one rate serves both.
     `capturable`: keep learning rates on the device, where a recorded CUDA graph reads them.
     """
     groups = parameter_groups(parameters, weight_decay=weight_decay, layer_decay=layer_decay)
@@ -110,7 +110,8 @@ def build(
         raise OptionError(f"unknown optimizer {name!r}: expected one of adamw, adam, sgd, muon")
     if capturable:
         for optimizer in optimizers:
-            optimizer._warned_capturable_if_run_uncaptured = True  # the first steps are not captured: no news
+            # No warning: the first steps are meant to run without a graph.
+            optimizer._warned_capturable_if_run_uncaptured = True
             _keep_rates_on_device(optimizer)
     set_learning_rate(optimizers, lr)
     return optimizers
@@ -142,7 +143,7 @@ def learning_rate(
     timescale: int = 10_000,
     cooldown: int = 0,
 ) -> float:
-    """Return the learning rate of step 0, 1, ... steps - 1: a pure function, so nothing of it needs saving.
+    """Return the learning rate of step 0, 1, ... steps - 1: a pure function, so nothing needs saving.
 
     It rises linearly over `warmup` steps, then falls to `final` along a cosine or a line, or as 1/sqrt(step)
     with a linear `cooldown` at the end (big_vision's rsqrt, arXiv 2106.04560), or stays.
@@ -187,7 +188,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norm: Te
 def refuse(optimizer: torch.optim.Optimizer, refused: Tensor | None) -> None:
     """Let the optimizer's next step move nothing where `refused`, on the device, is true; None: let it move.
 
-    This is the way in which torch's own gradient scaler makes fused optimizers skip a step.
+    Torch's own gradient scaler makes fused optimizers skip a step in this way.
     """
     if refused is None:
         optimizer.__dict__.pop("found_inf", None)
@@ -196,7 +197,7 @@ def refuse(optimizer: torch.optim.Optimizer, refused: Tensor | None) -> None:
 
 
 def state_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """Return the optimizers' live state by `<parameter>.<state>`; what is loaded into it takes effect."""
+    """Return the optimizers' live state by `<parameter>.<state>`; values loaded into it take effect."""
     return {
         f"{name}.{key}": value
         for optimizer in optimizers
@@ -207,9 +208,9 @@ def state_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tens
 
 
 def create_state(optimizers: Iterable[torch.optim.Optimizer], keys: Collection[str]) -> None:
-    """Make the optimizers allocate the state named by `keys`, to be loaded into; torch does it only in steps.
+    """Make the optimizers allocate the state named by `keys`, to be loaded into; torch needs a step for it.
 
-    The step is taken with gradients and a learning rate of zero, and counted: load over it.
+    That step has gradients and a learning rate of zero, but it is counted: load over its state.
     """
     owners = {key.rsplit(".", 1)[0] for key in keys}
     for optimizer in optimizers:
@@ -231,7 +232,7 @@ def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, nn.Parameter
 
 class ScheduledDecay:
     """Weight decay that changes along a run by a cosine, AdamW's way: `lr * decay` of each weight is taken
-    away before a step. An optimizer's own can't change where a CUDA graph replays it."""
+    away before a step. An optimizer's own decay can't change when a CUDA graph replays it."""
 
     def __init__(self, parameters: Named, first: float, last: float, device: torch.device) -> None:
         self.first, self.last = first, last
@@ -239,15 +240,15 @@ class ScheduledDecay:
             parameter for name, parameter in parameters if parameter.requires_grad and decays(name, parameter)
         ]
         self.taken = torch.zeros((), device=device)
-        """The part that the next step takes away."""
+        """The share of each weight that the next step takes away."""
 
     def set(self, lr: float, progress: float) -> None:
-        """Choose the part for a step at this rate, so far into the run."""
+        """Set that share for a step at this rate; `progress`: the part of the run behind it, 0 to 1."""
         self.taken.fill_(lr * (self.last + (self.first - self.last) * (1 + math.cos(math.pi * progress)) / 2))
 
     @torch.no_grad()
     def apply(self, refused: Tensor | None = None) -> None:
-        """Take it away, unless `refused` is given and true."""
+        """Take that share away, unless `refused` is given and true."""
         taken = self.taken if refused is None else self.taken * (1 - refused.float())
         torch._foreach_mul_([_local(each) for each in self.parameters], 1 - taken)  # pyright: ignore[reportPrivateImportUsage]
 

@@ -85,7 +85,7 @@ def _metric(dataset: Dataset, wanted: metrics.Name | None) -> metrics.Name:
     several = dataset.multilabel
     if wanted is not None and several != (wanted == "mean_average_precision"):
         what = "several labels per image" if several else "one label per image"
-        raise DataError(f"{wanted} is no figure for {what}")
+        raise DataError(f"{wanted} can't be measured with {what}")
     return wanted or ("mean_average_precision" if several else "accuracy")
 
 

@@ -47,4 +47,4 @@ def test_a_failure_is_one_line() -> None:
 
 def test_peers_are_said_to_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(list(start.contenders(Case(job="start"), place_in(tmp_path, "timm")))) == 2
-    assert capsys.readouterr().err.startswith("warning: timm is left out: start stands beside the import")
+    assert capsys.readouterr().err.startswith("warning: timm is left out: start is compared with the import")

@@ -178,4 +178,4 @@ def test_the_tables_show_so_many_of_each(
     assert [line for line in lines if line.startswith("copies ")][0].split()[1] == "4"
     assert sum(line.startswith(("near copy", "exact copy")) for line in lines) == 2
     assert cli.main(["clean", str(headless), str(photos), "--top", "0"]) == 1
-    assert "--top 0 is no number of pictures: use 1 or more" in capsys.readouterr().err
+    assert "--top 0 is out of range: use 1 or more" in capsys.readouterr().err

@@ -139,7 +139,9 @@ def test_features_that_are_not_numbers_are_refused(tmp_path: Path, photos: Path)
 
 
 def test_a_file_of_another_kind_is_refused_before_the_work(headless: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"--out .*x\.txt is no \.npz file: give a name that ends in \.npz"):
+    with pytest.raises(
+        OptionError, match=r"--out .*x\.txt is not an \.npz file: give a name that ends in \.npz"
+    ):
         vitreous.embed(headless, "no-data", out=tmp_path / "x.txt")
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(IsADirectoryError):
@@ -163,5 +165,5 @@ def test_features_of_other_data_are_not_replaced(digits_file: Path, tmp_path: Pa
     with pytest.raises(OptionError, match="x.npz holds the features of .*one.npz: choose another --out"):
         vitreous.embed(digits_file, tmp_path / "two.npz", out=str(out))
     assert out.read_bytes() == before
-    with pytest.raises(OptionError, match="one.npz holds something else than features"):
+    with pytest.raises(OptionError, match="one.npz holds something other than features"):
         vitreous.embed(digits_file, "digits", out=str(tmp_path / "one.npz"))

@@ -80,7 +80,7 @@ def test_no_pickle_is_opened(tmp_path: Path) -> None:
     held = arrays(tmp_path / "x.npz")
     held["labels"] = np.array([Hostile(tmp_path / "run")] * 3, object)
     np.savez(tmp_path / "y.npz", **held)
-    with pytest.raises(DataError, match="is no index of vitreous: Object arrays cannot be loaded"):
+    with pytest.raises(DataError, match="is not a vitreous index: Object arrays cannot be loaded"):
         index.read(tmp_path / "y.npz")
     assert not (tmp_path / "run").exists()
 
@@ -101,7 +101,7 @@ def test_no_pickle_is_opened(tmp_path: Path) -> None:
         ({"about": np.array('{"format": 1}')}, "its description names no model"),
         (
             {"about": np.array('{"format": 1, "model": {}, "data": {}}')},
-            "its description of the model is not",
+            "its description of the model is incomplete",
         ),
         ({"targets": None}, "it has no targets"),
     ],
@@ -116,7 +116,7 @@ def test_what_does_not_belong_together_is_one_line(
     np.savez(tmp_path / "y.npz", **held)
     with pytest.raises(DataError) as caught:
         index.read(tmp_path / "y.npz")
-    assert str(caught.value).startswith(f"{tmp_path / 'y.npz'} is no index of vitreous: {message}")
+    assert str(caught.value).startswith(f"{tmp_path / 'y.npz'} is not a vitreous index: {message}")
     assert str(caught.value).endswith("; make one with `vitreous embed`") and "\n" not in str(caught.value)
 
 
@@ -128,7 +128,7 @@ def test_damaged_compressed_newer_and_missing_files_are_named(tmp_path: Path) ->
     held, whole = arrays(path), path.read_bytes()
     for data in (b"", b"no zip", whole[: len(whole) // 2], whole.replace(b"\x00\x00\x80?", b"\x00\x00\x80@")):
         path.write_bytes(data)
-        with pytest.raises(DataError, match="is no index of vitreous"):
+        with pytest.raises(DataError, match="is not a vitreous index"):
             index.read(path)
     np.savez_compressed(path, **held)
     with pytest.raises(DataError, match="its arrays are compressed"):

@@ -136,7 +136,7 @@ def test_json_is_a_list_and_a_bad_file_costs_itself(
     assert "error: the file is empty" in out and err.startswith("error: none of the 1 queries could be read")
     assert cli.main(["search", str(indexed)]) == 2
     assert cli.main(["search", str(indexed), str(query), "--top", "0"]) == 1
-    assert "--top 0 is no number of pictures: use 1 or more" in capsys.readouterr().err
+    assert "--top 0 is out of range: use 1 or more" in capsys.readouterr().err
 
 
 def test_the_table_says_what_is_the_same(

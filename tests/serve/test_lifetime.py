@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(VitreousError, match="--deadline 0 is out of range"):
         start.settings(deadline=0)
-    with pytest.raises(VitreousError, match="is no origin"):
+    with pytest.raises(VitreousError, match="is not an origin"):
         start.settings(allow_origin=("example.org",))
     (tmp_path / "token").write_text("short")
     with pytest.raises(VitreousError, match="16 or more"):

@@ -35,7 +35,7 @@ MOST_WORKERS = 16
 
 
 def bench(asked: Request) -> dict[str, Any]:
-    """Time every case, one after the other; return the rows, and what they were found on."""
+    """Time every case, one after the other; return the rows, and the machine they were found on."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise OptionError("bench times one process: start it without torchrun")
     peers = Peers(asked.peers)
@@ -56,7 +56,7 @@ def bench(asked: Request) -> dict[str, Any]:
             with TemporaryDirectory() as scratch, _restored():
                 place = Place(world=world, peers=peers, scratch=Path(scratch), workers=workers)
                 rows = time_case(case, place, asked, ceiling)
-            console.note(table.brief(rows))  # now: a run that is stopped has said something
+            console.note(table.brief(rows))  # at once: so a stopped run has shown something
             found += [(case, row) for row in rows]
     for case, row in found:  # at the end: the ceiling may have been seen higher in a later round
         if not row["merge"]:
@@ -70,22 +70,22 @@ def bench(asked: Request) -> dict[str, Any]:
 
 
 class Ceiling:
-    """How many operations a second large matrix products reach: the best of many looks.
+    """How many operations per second large matrix products reach: the best of many measurements.
 
-    Each round takes another look, because a machine that others use has quiet moments and busy ones."""
+    Each round measures again, because a shared machine has quiet moments and busy ones."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.rates: dict[Precision, float] = {}
 
     def look(self, precision: Any, *, seconds: float = 0.1) -> None:
-        """Look again at what is reached in this precision, where there is one that torch multiplies in."""
+        """Measure again what is reached in this precision, if it is one that torch multiplies in."""
         if precision in get_args(Precision):
             rate = parallel.measure_matrix_rate(self.device, precision, seconds=seconds)
             self.rates[precision] = max(rate, self.rates.get(precision, 0.0))
 
     def utilization(self, case: Case, rate: float) -> float | None:
-        """Return MFU: ours and the peers' by the same operations, two for each multiply-add."""
+        """Return MFU, counting the same operations for ours and the peers', two for each multiply-add."""
         if case.model is None or case.precision not in self.rates:
             return None
         flops = 2 * cost.flops(case.architecture)
@@ -93,7 +93,7 @@ class Ceiling:
 
 
 def time_case(case: Case, place: Place, asked: Request, ceiling: Ceiling) -> list[table.Row]:
-    """Time one case: make its contenders ready, take turns, and look inside where asked."""
+    """Time one case: make its contenders ready, take turns, and profile them if asked."""
     device = place.world.device
     timed = measure.wall if case.job == "start" else measure.clock(device)
     ready = measure.make_ready(_job(case).contenders(case, place), device, timed)
@@ -111,7 +111,7 @@ def time_case(case: Case, place: Place, asked: Request, ceiling: Ceiling) -> lis
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Return what a figure of speed must say of the machine and the software it was taken on."""
+    """Return what must be known of the machine and the software on which a speed was measured."""
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else f"{processor()} ({device.type})",
@@ -126,7 +126,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Return the processor's name, where the system tells (Linux), else its kind."""
+    """Return the processor's name, if the system has it (Linux), else its kind."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -137,7 +137,7 @@ def processor() -> str:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Let what a case sets for all of torch end with it: bf16 training allows TF32 on a GPU."""
+    """Undo what a case sets for all of torch: bf16 training allows TF32 on a GPU."""
     precision, threads = torch.get_float32_matmul_precision(), torch.get_num_threads()
     try:
         yield

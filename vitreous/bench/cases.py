@@ -1,4 +1,4 @@
-"""What is to be timed: from the options to a list of cases; what can't be timed is refused here. No torch."""
+"""What to time: from the options to a list of cases; what can't be timed is refused here. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ Peer = Literal["timm", "transformers", "torchvision", "onnxruntime", "openvino"]
 Data = Literal["jpegs", "npz"]
 
 CLASSES = 1000
-"""Of every model that is timed: ImageNet's."""
+"""Classes of every model that is timed: ImageNet's."""
 COMPUTING: tuple[Job, ...] = ("train", "predict")
-"""Jobs that a model computes in: the others don't depend on it."""
+"""Jobs in which a model computes: the others don't depend on it."""
 RUNTIMES: tuple[Peer, ...] = ("onnxruntime", "openvino")
 """Peers that run an exported graph: they predict, and nothing else."""
 LOADED = (224, 224)
@@ -26,22 +26,22 @@ LOADED = (224, 224)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One thing to time, the same for ours and for every peer."""
+    """One thing to time, the same for us and for every peer."""
 
     job: Job
     model: str | None = None
-    """Its name by timm; None: no model takes part, or the bundled one."""
+    """Its timm name; None: no model takes part, or the bundled one does."""
     image_size: tuple[int, int] | None = None
     batch_size: int | None = None
     """None: what suits the device."""
     precision: Literal["bf16", "float32", "int8"] | None = None
-    """None: what the verb takes here."""
+    """None: what the command uses here."""
     data: Data | None = None
     """What is loaded."""
     runtimes: tuple[str, ...] = ("torch",)
-    """What ours predicts with, one after the other."""
+    """What we predict with, one after the other."""
     merges: tuple[int, ...] = (0,)
-    """How many patches ours merges in each block, one after the other."""
+    """How many patches we merge in each block, one after the other."""
 
     @property
     def architecture(self) -> Architecture:
@@ -140,7 +140,7 @@ def _cases(
 
 
 def with_batch(case: Case, device: str) -> Case:
-    """Return the case with a batch that suits the kind of device, where none was asked for."""
+    """Return the case with a batch size that suits the kind of device, if none was asked for."""
     if case.batch_size is not None or case.job == "start":
         return case
     on_cpu = {"train": 16, "predict": 8, "load": 64}
@@ -149,7 +149,7 @@ def with_batch(case: Case, device: str) -> Case:
 
 
 def _words(given: Sequence[int | str]) -> list[str]:
-    """Return the entries of a list that is written with commas, with spaces, or both; each once."""
+    """Return the entries of a list separated by commas, spaces or both; each once."""
     words = [word for each in given for word in str(each).replace(",", " ").split()]
     return list(dict.fromkeys(words))
 
@@ -168,31 +168,31 @@ def _nothing(flag: str, example: str) -> str:
 
 
 def _model(name: str) -> str:
-    zoo.get_config(name)  # refuses a name that nobody knows
+    zoo.get_config(name)  # refuses an unknown name
     return zoo.ALIASES.get(name, name)
 
 
 def _batch(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise OptionError(f"--batch-size {text} is no number of images: give 1 or more")
+        raise OptionError(f"--batch-size {text} is not a number of images: give 1 or more")
     return int(text)
 
 
 def _merge(text: str) -> int:
     if not text.isdecimal():
-        raise OptionError(f"--merge {text} is no number of patches: give 0 or more")
+        raise OptionError(f"--merge {text} is not a number of patches: give 0 or more")
     return int(text)
 
 
 def _sizes(given: Sequence[int | str]) -> list[tuple[int, int]]:
-    """Read sizes: commas stand between several, a space between height and width."""
+    """Read sizes: commas separate several, a space separates height and width."""
     found = []
     for text in " ".join(map(str, given)).split(","):
         sides = text.split()
         if not sides or not all(side.isdecimal() for side in sides):
             raise OptionError(
-                f"--image-size {text.strip()!r} is no size: give height and width, or one number for a "
-                "square; commas stand between several"
+                f"--image-size {text.strip()!r} is not a size: give height and width, or one number for a "
+                "square; separate several by commas"
             )
         found.append(architecture.pair(tuple(map(int, sides)), "--image-size"))
     return list(dict.fromkeys(found))

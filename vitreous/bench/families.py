@@ -26,7 +26,7 @@ OPERATORS = {
         *("cross_entropy", "nll", "isfinite", "sqrt", "clamp", "argmax", "eq", "logical", "bitwise"),
     ),
 }
-"""Kinds by parts of names, the first that fits."""
+"""Kinds by parts of names; the first match counts."""
 NONE = {"cuda": "idle", "cpu": "between operators"}
 """The rest of the time: no kernel ran; the host was in Python, or waited for a thread."""
 
@@ -52,7 +52,7 @@ def shares(spent: Iterable[tuple[str, float]], seconds: float, device: str) -> d
 
 def profiled(work: Callable[[], object], device: torch.device) -> dict[str, float]:
     """Do some work under torch's profiler, and return where its time went."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it tells stderr when it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it logs to stderr when it starts and stops
     on_gpu = device.type == "cuda"
     activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
     with profile(activities=[activity], acc_events=True) as found:

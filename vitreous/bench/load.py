@@ -1,7 +1,7 @@
 """From files to normalised batches on the device, cropped and mirrored at random; no model takes part.
 
-Ours is timed as its first epoch reads, and as the later ones do, which find decoded images in the cache.
-Peers: torchvision's ImageFolder in torch's DataLoader, and timm's own loader, with as many workers.
+Ours is timed as in its first epoch, and as in later ones, which find decoded images in the cache. Peers:
+torchvision's ImageFolder in torch's DataLoader, and timm's own loader, with the same number of workers.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,21 +22,21 @@ from vitreous.data import Loader, make_loader, open_data
 from vitreous.version import __version__
 
 LEAST = 256
-"""Images of an epoch."""
+"""Images of an epoch, at least."""
 HALF = (0.5, 0.5, 0.5)
 LARGER = 8 / 7
 """The arrays' side over that of the crops: 256 pixels for 224."""
 
 
 def settled(case: Case, world: parallel.World) -> Case:
-    """Return the case: nothing of it is left open."""
+    """Return the case as it is: nothing in it is left open."""
     return case
 
 
 def contenders(case: Case, place: Place) -> Iterator[Contender]:
     """Yield our loader, without and with its cache, then those of the peers."""
     assert case.batch_size is not None and case.image_size is not None
-    images = -(-LEAST // case.batch_size) * case.batch_size  # whole batches: a loader may leave a rest out
+    images = -(-LEAST // case.batch_size) * case.batch_size  # whole batches: a loader may drop the last
     if case.data == "npz":
         size = (round(case.image_size[0] * LARGER), round(case.image_size[1] * LARGER))
         source = photos.write_npz(place.scratch / "photos.npz", images, size)

@@ -1,6 +1,6 @@
 """The stopwatch: contenders are made ready one by one, then timed in turn; it knows nothing of what they do.
 
-Rounds alternate (ours, a peer, ours, a peer, …), so that a machine whose speed varies hits all of them.
+Contenders alternate (ours, a peer, ours, a peer, …), so that a machine of varying speed affects all of them.
 """
 
 import gc
@@ -15,7 +15,7 @@ import torch
 from vitreous import console, parallel
 
 SECONDS = 1.0
-"""A round lasts about so long, and never less than one call."""
+"""A round lasts about this long, and never less than one call."""
 WARM = {"cuda": 12, "cpu": 2}
 """Calls before the first round: on a GPU enough to compile, to record a step as a graph, and to replay it."""
 
@@ -30,13 +30,13 @@ class Contender:
     name: str
     work: Callable[[], object]
     images: int
-    """That one call takes."""
+    """How many images one call takes."""
     version: str = ""
     ours: bool = False
-    """Whether it is no peer. Ratios are of the first of ours over each peer."""
+    """Whether it is ours, not a peer's. Ratios are of the first of ours over each peer."""
     close: Callable[[], object] = lambda: None
     merge: int = 0
-    """Patches that it merges in each block: it computes less than the model's count of operations then."""
+    """Patches that it merges in each block: then it computes less than the model's count of operations."""
 
 
 @dataclass
@@ -45,9 +45,9 @@ class Timed:
 
     contender: Contender
     first: float
-    """Seconds of the first call, which compiles and allocates what there is to."""
+    """Seconds of the first call, which compiles and allocates whatever is needed."""
     calls: int
-    """That a round is made of."""
+    """Calls in a round."""
     memory: int | None
     """The most bytes that it held at once on a GPU, above what was held before it."""
     rates: list[float] = field(default_factory=list)
@@ -66,20 +66,20 @@ class Timed:
         return statistics.median(self.core_rates)
 
     def again(self, calls: int | None = None) -> None:
-        """Do a round's calls, or so many."""
+        """Make a round's calls, or this many."""
         for _ in range(calls or self.calls):
             self.contender.work()
 
 
 def wall(work: Callable[[], object]) -> float:
-    """Time work of the host."""
+    """Return the seconds that some work takes by the host's clock."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def clock(device: torch.device) -> Clock:
-    """Return the stopwatch of a device: its own events on a GPU, which count from its queue."""
+    """Return the stopwatch of a device: on a GPU its own events, which are timed in its queue."""
     if device.type != "cuda":
 
         def plain(work: Callable[[], object]) -> float:
@@ -101,7 +101,7 @@ def clock(device: torch.device) -> Clock:
 
 
 def make_ready(contenders: Iterator[Contender], device: torch.device, timed: Clock) -> list[Timed]:
-    """Build and warm up one contender after the other; one that memory has no room for is left out."""
+    """Build and warm up one contender after the other; one that does not fit into memory is left out."""
     ready: list[Timed] = []
     while True:
         before, contender = _reset_memory(device), None
@@ -126,7 +126,7 @@ def make_ready(contenders: Iterator[Contender], device: torch.device, timed: Clo
 def take_turns(
     ready: Sequence[Timed], rounds: int, timed: Clock, between: Callable[[], object] = lambda: None
 ) -> None:
-    """Time each contender once in every round; `between` is what else each round begins with."""
+    """Time each contender once in every round; `between` is called at the start of each round."""
     for _ in range(rounds):
         between()
         for each in ready:
@@ -136,7 +136,7 @@ def take_turns(
 
 
 def _reset_memory(device: torch.device) -> int:
-    """Forget the highest mark so far, and return what is held now."""
+    """Reset the peak, and return the bytes that are held now."""
     if device.type != "cuda":
         return 0
     torch.cuda.reset_peak_memory_stats(device)
@@ -144,14 +144,14 @@ def _reset_memory(device: torch.device) -> int:
 
 
 def _peak_memory(device: torch.device, before: int) -> int | None:
-    """Return the most that was held above what was held before; a CPU's heap can't be told apart."""
+    """Return the peak above what was held before; None on a CPU, where the heap is shared with all else."""
     if device.type != "cuda":
         return None
     return parallel.peak_memory(device) - before
 
 
 def close(ready: list[Timed], device: torch.device) -> None:
-    """Let go of all contenders, of what was compiled for them, and of what the device's allocator keeps."""
+    """Release all contenders, what was compiled for them, and what the device's allocator keeps."""
     for each in ready:
         each.contender.close()
     ready.clear()

@@ -1,4 +1,4 @@
-"""Other libraries' models with our weights. A peer is imported when asked for; what it lacks is said."""
+"""Other libraries' models with our weights. A peer is imported when asked for; what it lacks is reported."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class Peers:
         return self._found[name]
 
     def left_out(self, name: Peer, reason: str) -> None:
-        """Say once why a peer has no row."""
+        """Warn once why a peer has no row."""
         line = f"{name} is left out: {reason}"
         if line not in self._said:
             self._said.add(line)
@@ -68,7 +68,7 @@ class Peers:
                 yield name, str(package.__version__).partition("-")[0]
 
     def only_predict(self) -> None:
-        """Say of those that run exported graphs that they have no row in another job."""
+        """Warn that peers which run exported graphs have no row in other jobs."""
         for name in self.names:
             if name in RUNTIMES:
                 self.left_out(name, "it predicts, and nothing else")
@@ -101,7 +101,7 @@ def _torchvision(package: Any, weights: Weights) -> nn.Module:
 
 
 def _transformers(package: Any, weights: Weights) -> nn.Module:
-    """Through a folder: what it is read from knows the names of the version that is installed."""
+    """Load through a folder: `from_pretrained` knows the parameter names of the installed version."""
     package.utils.logging.disable_progress_bar()
     with TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"

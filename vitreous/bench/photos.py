@@ -1,4 +1,4 @@
-"""Photographs to time things with: cut from the two that scikit-learn brings, nothing is downloaded."""
+"""Photographs to time things with: cut from the two that come with scikit-learn, without a download."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where things are timed: the device, the peers, a folder to leave things in."""
+"""Where things are timed: the device, the peers, a scratch folder."""
 
 from dataclasses import dataclass
 from pathlib import Path

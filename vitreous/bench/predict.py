@@ -29,11 +29,11 @@ from vitreous.predict.graphs import NAMES, PRECISIONS
 from vitreous.version import __version__
 
 PASSES = 1.0
-"""What it costs, in forward passes."""
+"""Cost in forward passes."""
 
 
 def settled(case: Case, world: parallel.World) -> Case:
-    """Return the case in the precision that `predict` computes in, where none was asked for."""
+    """Return the case in the precision that `predict` computes in, if none was asked for."""
     return replace(case, precision=case.precision or "float32")
 
 
@@ -68,7 +68,7 @@ def contenders(case: Case, place: Place) -> Iterator[Contender]:
 
 
 def on_runtime(classifier: Classifier, runtime: str, case: Case, place: Place) -> Classifier | None:
-    """Return the classifier as it computes with a runtime; None, saying why, where it can't."""
+    """Return the classifier as it computes with a runtime; None, with a warning, if it can't."""
     if runtime != "torch":
         engine = graph(classifier, runtime, case, place)
         return None if engine is None else replace(classifier, engine=engine)
@@ -81,7 +81,7 @@ def on_runtime(classifier: Classifier, runtime: str, case: Case, place: Place) -
 
 
 def graph(classifier: Classifier, runtime: str, case: Case, place: Place) -> Exported | None:
-    """Return the exported graph in its runtime; nothing is proven: weights of no training have no labels."""
+    """Return the exported graph in its runtime, without the usual proof: untrained weights have no labels."""
     reason = None if case.precision in HAS[runtime] else f"it has no {case.precision} here"
     if classifier.device.type != "cpu":
         reason = "it is timed on the CPU alone: give --device cpu"
@@ -106,7 +106,7 @@ def _left_out(place: Place, names: Sequence[Peer], reason: str) -> None:
 
 
 def fresh_model(case: Case) -> Model:
-    """Return the model with weights of no training; the head's are drawn too, which else start at zero."""
+    """Return an untrained model; the head's weights are drawn too, which otherwise start at zero."""
     torch.manual_seed(0)
     model = zoo.build(case.architecture)
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """From nothing to a first prediction: `vitreous predict tiny photo.jpg` in a fresh process.
 
-It stands beside a process that only imports torch, which nothing built on torch can be faster than. A start
-answers for one image, so its images per second are one over its seconds.
+It is compared with a process that only imports torch: nothing built on torch can be faster. A start predicts
+one image, so its images per second are one over its seconds.
 """
 
 import os
@@ -24,7 +24,7 @@ PACKAGE = Path(__file__).parents[2]
 
 
 def settled(case: Case, world: parallel.World) -> Case:
-    """Return the case: nothing of it is left open."""
+    """Return the case as it is: nothing in it is left open."""
     return case
 
 
@@ -36,7 +36,7 @@ def contenders(case: Case, place: Place) -> Iterator[Contender]:
     yield Contender("vitreous", fresh_process(predict), 1, __version__, ours=True)
     yield Contender("import torch", fresh_process(["-c", "import torch"]), 1, str(torch.__version__))
     for name in place.peers.names:
-        place.peers.left_out(name, "start stands beside the import of torch alone")
+        place.peers.left_out(name, "start is compared with the import of torch alone")
 
 
 def fresh_process(arguments: Sequence[str]) -> Callable[[], None]:

@@ -15,8 +15,8 @@ Row = dict[str, Any]
 
 
 def row(case: Case, timed: "Timed", ours: float | None, on_cores: bool = False) -> Row:
-    """Return the row of one contender; `ours`: our images per second, which the ratio is of; `on_cores`:
-    whether this process does all of the work, on the CPU."""
+    """Return the row of one contender. `ours`: our images per second, for the ratio; `on_cores`: whether this
+    process does all of the work, on the CPU."""
     contender = timed.contender
     size = case.image_size
     return {
@@ -87,13 +87,13 @@ def profiles(rows: Sequence[Row]) -> tuple[list[str], list[list[console.Cell]]]:
 
 
 def _once(rows: Sequence[Row]) -> list[str]:
-    """Return what each row is about; nothing where the row before it says the same."""
+    """Return what each row is about; nothing if the row before it has the same."""
     labels = [label(each) for each in rows]
     return [each if number == 0 or labels[number - 1] != each else "" for number, each in enumerate(labels)]
 
 
 def label(row: Row) -> str:
-    """Return what a row is about, in a few words: the paper's name of the model, one side of a square."""
+    """Return what a row is about, in a few words: the paper's model name, a square size as one number."""
     alias = next((alias for alias, known in zoo.ALIASES.items() if known == row["model"]), row["model"])
     sides = list(dict.fromkeys(row["image_size"] or ()))
     batch = row["batch_size"] and f"batch {row['batch_size']}"
@@ -102,7 +102,7 @@ def label(row: Row) -> str:
 
 
 def number(value: float) -> str:
-    """Return images per second with three digits that count."""
+    """Return images per second with about three significant digits."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 

@@ -1,7 +1,7 @@
 """The step that `vitreous train` takes: made by its loop from its plan, on pixels that are on the device.
 
-Peers step as the scripts of timm and torchvision do by default: autocast, smoothed cross entropy, AdamW that
-decays no norms and biases; on a GPU compiled whole. They don't clip, check for NaN or average the weights.
+Peers step as the scripts of timm and torchvision do by default: autocast, smoothed cross entropy, AdamW
+without decay of norms and biases; on a GPU compiled whole. They don't clip, check for NaN or average weights.
 """
 
 from collections import deque
@@ -31,19 +31,19 @@ from vitreous.training.step import Outcome
 from vitreous.version import __version__
 
 PASSES = 3.0
-"""What forward and backward cost, in forward passes."""
+"""Cost of forward and backward, in forward passes."""
 IMAGENET = 1_281_167
 SMOOTHING = 0.1
-"""Of the labels: what timm's and DeiT's scripts take, and our plans."""
+"""Label smoothing: that of timm's and DeiT's scripts, and of our plans."""
 
 
 def settled(case: Case, world: parallel.World) -> Case:
-    """Return the case in the precision of the plan, where none was asked for."""
+    """Return the case in the precision of the plan, if none was asked for."""
     return replace(case, precision=_plan(case, world).precision)
 
 
 def contenders(case: Case, place: Place) -> Iterator[Contender]:
-    """Yield our step, then the peers', which start from the same weights and take the same batch."""
+    """Yield our step, then the peers', which start from the same weights and use the same batch."""
     ours = OurStep(case, place)
     assert case.batch_size is not None and case.precision is not None and case.precision != "int8"
     tensors = parallel.whole_tensors(ours.training.objective.model.state_dict())  # before they move
@@ -79,13 +79,13 @@ class OurStep:
                 )
 
     def close(self) -> None:
-        """Let go of what the run holds."""
+        """Release what the run holds."""
         self._flights.clear()
         self.training.close()
 
 
 def _options(case: Case, world: parallel.World) -> TrainConfig:
-    """Return the options of the command whose step is timed; its batches are taken as they are."""
+    """Return the options of the command whose step is timed, without augmentation."""
     assert case.precision != "int8"  # refused with the options
     return TrainConfig(
         model=case.model,
@@ -115,7 +115,7 @@ def _plan(case: Case, world: parallel.World) -> Plan:
 
 
 def synthetic(count: int, config: Architecture) -> Dataset:
-    """Return so many images of random pixels, of as many classes as ImageNet has."""
+    """Return `count` images of random pixels, with ImageNet's number of classes."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (count, *config.image_size, config.in_channels), np.uint8)
     split = Split(ArrayImages(pixels), np.arange(count) % CLASSES, CLASSES, np.zeros((count, 16), np.uint8))

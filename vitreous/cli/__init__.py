@@ -34,7 +34,7 @@ REMEDIES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status: 0, 1 with one line on stderr, or 2 for wrong usage."""
-    as_command = arguments is None  # else a program that may be old calls us
+    as_command = arguments is None  # else a program calls us, which may have been running for long
     api.command_started = time.monotonic() - (_age() if as_command else 0.0)
     try:
         return _main(arguments)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _age() -> float:
-    """Return for how many seconds this process has been running, where the system tells (Linux)."""
+    """Return for how many seconds this process has been running, if the system can tell (Linux)."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         up = float(Path("/proc/uptime").read_text().split()[0])
@@ -95,12 +95,12 @@ def _run(verb: str, arguments: list[str], debug: bool) -> int:
 def explain(error: Exception) -> str:
     """Return one line for an error that vitreous did not raise itself.
 
-    What the system says of a path is about a path that the user gave; everything else is a bug.
+    A system error about a path concerns a path that the user gave; everything else is a bug.
     """
     if isinstance(error, OSError) and error.strerror and (error.filename or error.errno == errno.ENOSPC):
         remedy = REMEDIES.get(error.errno or 0, "choose another path, or change its permissions")
         path = Path(os.fsdecode(error.filename or ""))
-        named = path.parent if path.name.startswith(".") else path  # .NAME: not yet whole
+        named = path.parent if path.name.startswith(".") else path  # .NAME: a file that is being written
         return f"can't use {named}: {error.strerror.lower()}: {remedy}"
     kind = type(error).__name__
     return f"unexpected {kind}: {error} (this is a bug; run again with --debug to see where)"

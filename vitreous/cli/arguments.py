@@ -1,4 +1,4 @@
-"""What the verbs' arguments look like in the help: names, placeholders, what is shown behind them."""
+"""What the verbs' arguments look like in the help: names, placeholders, and the hints after them."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -86,7 +86,7 @@ def _group(kind: type[Any], names: list[str]) -> type[Any]:
 
 
 def _flag(field: "Field[Any]", annotation: Any, about: str) -> tuple[str, Any, Any]:
-    """Return a field as tyro takes it: an option that is chosen for the user takes the word auto too."""
+    """Return a field as tyro takes it: an option that can be chosen for the user also takes the word auto."""
     default = field.default
     if is_auto(field):
         kinds = [each for each in get_args(annotation) if each is not type(None)]
@@ -102,7 +102,7 @@ def _flag(field: "Field[Any]", annotation: Any, about: str) -> tuple[str, Any, A
 
 
 def placeholder(name: str, annotation: Any) -> str | None:
-    """Return what stands for a flag's value in the help; None: nothing, for a switch."""
+    """Return what stands for a flag's value in the help; None for a switch, which has no value."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     choices = [str(value) for each in kinds if get_origin(each) is Literal for value in get_args(each)]
     others = [each for each in kinds if get_origin(each) is not Literal and each is not type(None)]

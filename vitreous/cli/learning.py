@@ -87,7 +87,7 @@ def distill(
 def pretrain(data: Data, *, options: Annotated[Options, flags.of(PretrainConfig)]) -> None:
     """Learn from pictures alone: no labels needed.
 
-    What it gives is fine-tuned, or probed. Labels, where there are any, only watch.
+    Fine-tune or probe the result. Labels, if there are any, only measure it.
 
     Examples:
         vitreous pretrain photos/ --objective mae --time-budget 1h
@@ -153,7 +153,7 @@ def reproduce(
         vitreous reproduce scaling --scale gpu --data-root datasets/ --seeds 3
 
     Args:
-        name: Of the experiment; the same command again goes on where it stopped.
+        name: The experiment; the same command again goes on where it stopped.
     """
     found = api.reproduce(name, **options)
     if json:

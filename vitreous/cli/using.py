@@ -193,12 +193,12 @@ def export(
 
 
 def _written(found: "Figures", json: bool) -> None:
-    """Print what is known of a file that was written."""
+    """Print what is known about a file that was written."""
     row = found.to_dict()
     if json:
         console.document(row)
     else:
-        row.pop("lost", None)  # was said on the way
+        row.pop("lost", None)  # printed as warnings already
         console.table(list(row), [list(row.values())])
 
 

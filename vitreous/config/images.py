@@ -10,13 +10,13 @@ from vitreous.config.choices import Interpolation, Resize
 from vitreous.errors import OptionError
 
 MOST_SIDE, MOST_PIXELS = 1 << 14, 1 << 26
-"""The longest side and the largest area of what a model sees, for which memory is taken unseen."""
+"""The longest side and the largest area that a model may see: more is refused before memory is taken."""
 LEAST_SPREAD, MOST_SPREAD = 1e-6, 1e6
-"""The range of mean and std, of pixels from 0 to 1: beyond it their quotient is no use as a float32."""
+"""The range of std, and the largest mean, for pixels from 0 to 1: beyond it float32 results are useless."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Tell whether a value is a finite number, and no boolean."""
+    """Tell whether a value is a finite number, and not a boolean."""
     return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
 
 
@@ -46,7 +46,7 @@ def _check_numbers(name: str, values: Any, least: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """From a decoded image to the model's input; sealed into the checkpoint, and read from there alone."""
+    """The way from a decoded image to the model's input; sealed into the checkpoint, and read only there."""
 
     image_size: tuple[int, int] = (224, 224)
     """Height and width that the model sees."""
@@ -111,7 +111,7 @@ class Augment:
     unmixed: float = 0.0
     """Part of the run, at its end, in which no image is mixed: the last steps see what evaluation sees."""
     repeats: int = 1
-    """Repeated augmentation: so many differently varied copies of an image in the same global batch."""
+    """Repeated augmentation: this many differently varied copies of an image in the same global batch."""
     geometry: float = 0.0
     """One affine map per image, for many epochs on small images. At strength 1: a shift by up to an eighth of
     the side, and with probabilities of 40, 25 and 50 % a turn by up to 20 degrees, a shear by up to 0.3 and a

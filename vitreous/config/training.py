@@ -24,7 +24,7 @@ class TrainConfig:
     """The run folder; auto: runs/NAME-OF-DATA, numbered where that holds a run of other options. The same
     command again goes on where it stopped."""
     recipe: str | None = field(default=None, metadata=NOT_GIVEN)
-    """A run folder or a sealed file: everything of its plan that no other option says otherwise."""
+    """A run folder or a sealed file, whose plan is repeated except where other options differ."""
     model: str | None = None
     """A name of `vitreous models`, by timm or the paper; auto: a size that fits the data."""
     init: str | None = None
@@ -37,18 +37,18 @@ class TrainConfig:
     drop_path: float | None = None
     """Stochastic depth of the last block."""
     patch_drop: float | None = None
-    """Part of its patches that an image is trained without, others each time: faster, and harder to learn by
-    heart; auto: none, or half of them for small images on a GPU that it sees hundreds of times."""
+    """Share of its patches that an image is trained without, different ones each time: faster, and harder to
+    learn by heart; auto: 0, or 0.5 for small images that a GPU sees hundreds of times."""
     initialization: Initialization | None = None
-    """How a ViT starts that is trained from scratch; mimetic: attention to what is like and near, as in
-    pre-trained models (arXiv 2305.09828)."""
+    """How a ViT that is trained from scratch starts; mimetic: with attention to what is similar and near, as
+    in pre-trained models (arXiv 2305.09828)."""
     epochs: int | None = None
     """Passes over the training images."""
     time_budget: str | None = field(default=None, metadata=NOT_GIVEN)
     """Train as long as fits into this time, such as 90s, 10m or 1.5h, instead of a number of epochs."""
     extend: int | str | None = field(default=None, metadata=NOT_GIVEN)
-    """Go on with a run that has ended: so many more epochs, or a time such as 10m, with the other options of
-    that run. The learning rate rises again to half of its peak, and falls to 0."""
+    """Go on with a run that has ended, for this many epochs or a time such as 10m, with the other options
+    of that run. The learning rate rises again to half of its peak, and falls to 0."""
     batch_size: int | None = None
     """Images per step, over all ranks and micro-batches."""
     optimizer: Optimizer | None = None
@@ -66,7 +66,7 @@ class TrainConfig:
     layer_decay: float | None = None
     """Each layer below the head learns at this times the rate of the one above; auto: 1, or the recipe's."""
     clip: float | None = None
-    """Largest norm of the gradient; 0: any; auto: 1."""
+    """Largest norm of the gradient, which is scaled down to it; 0: no limit; auto: 1."""
     ema: float | None = None
     """Decay of the weights' moving average, which is what is evaluated and kept; 0: none."""
     loss: Loss | None = None
@@ -76,7 +76,7 @@ class TrainConfig:
     binary_targets: bool = False
     """With --loss sigmoid: every class that is mixed into an image counts as fully there (DeiT III)."""
     seed: int | None = None
-    """Of the order, the augmentation, dropout and the held-out part; auto: 0, or the recipe's."""
+    """Seed of the order, the augmentation, dropout and the held-out part; auto: 0, or the recipe's."""
     augment: Literal["none", "mix", "light", "medium", "strong", "small"] | None = None
     """How strongly training images are varied; mix: only mixed with each other, for very small ones; small:
     for small images that are seen hundreds of times. The options below change parts of it."""
@@ -101,7 +101,7 @@ class TrainConfig:
     unmixed: float | None = None
     """Part of the run, at its end, in which no image is mixed."""
     repeats: int | None = None
-    """Repeated augmentation: so many differently varied copies of an image in the same batch."""
+    """Repeated augmentation: this many differently varied copies of an image in the same batch."""
     geometry: float | None = None
     """One affine map per image (shift, turn, shear, scale) of this strength; 1: as for CIFAR; 0: none."""
     color: float | None = None
@@ -111,7 +111,7 @@ class TrainConfig:
     balance: Balance | None = None
     """Against rare classes: weigh them in the loss, or draw them more often."""
     data_root: str | None = field(default=None, metadata=NOT_GIVEN)
-    """Where data sets that are given by name lie."""
+    """Folder of the data sets that are given by name."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     workers: int | None = None
@@ -120,7 +120,7 @@ class TrainConfig:
     """Where images are decoded, kept and varied. device: all pixels are kept there; decode: JPEGs are decoded
     there, batch by batch; auto: on a GPU where they fit into its memory, else by whichever decodes faster."""
     precision: Precision | Literal["auto"] = "auto"
-    """bf16: matrix products in bf16; auto: that where the hardware has it and it is faster."""
+    """bf16: matrix products in bf16; auto: bf16 where the hardware has it and it is faster."""
     compile: Compile | Literal["auto"] = "auto"
     """auto: on for GPUs. blocks compiles faster, whole runs faster."""
     micro_batch: int | None = None
@@ -151,16 +151,16 @@ class FinetuneConfig(TrainConfig):
 
     tune: str | None = None
     """What learns: full, head, last:N (the head and the last N blocks), lora or lora:RANK; auto: full, or
-    with a time budget what it is enough for."""
+    with a time budget as much as fits into it."""
     recipe: str | None = "auto"
     """paper: SGD with momentum, cosine, no decay; modern: AdamW with layer-wise decay; auto: by the number of
     images; none: only what the other options say; or a run folder or sealed file, to repeat its plan."""
     train_limit: int | None = field(default=None, metadata=NOT_GIVEN)
-    """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
+    """Use at most this many training images, a fifth of them for validation; a suite: 1,000, as in VTAB."""
     keep_head: bool = False
-    """Keep the head's rows of classes that both know; else the head starts at zero."""
+    """Keep the head's rows for classes that the model knows already; else the head starts at zero."""
     fit_head: Literal["yes", "no"] | None = None
-    """Start with the head that logistic regression on the frozen features gives, instead of zeros; auto:
+    """Start with the head that logistic regression on the frozen features gives, instead of zeros; auto: yes
     where time decides what learns."""
     heads: int | None = field(default=None, metadata=NOT_GIVEN)
     """Attention heads, for bare weights of a shape that nobody published."""
@@ -172,7 +172,7 @@ class DistillConfig(TrainConfig):
 
     match: Literal["token", "logits", "features"] = "token"
     """token: DeiT, the teacher teaches a distillation token, the labels the class token; logits: both teach
-    the same scores; features: the student gives the teacher's features, and labels take no part."""
+    the same scores; features: the student reproduces the teacher's features, and labels take no part."""
     targets: Literal["hard", "soft"] | None = None
     """hard: the teacher's best class; soft: its scores; auto: hard for token, soft for logits."""
     temperature: float = 1.0
@@ -180,7 +180,7 @@ class DistillConfig(TrainConfig):
     teacher_share: float | None = None
     """The teacher's part of the loss, beside the labels; auto: 0.5 for token, 1 for logits."""
     distance: Literal["cosine", "smooth_l1"] = "cosine"
-    """How far features are apart."""
+    """How the distance between features is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +198,7 @@ class PretrainConfig(TrainConfig):
     mask_ratio: float = 0.75
     """Part of the patches that mae hides."""
     decoder_width: int | None = None
-    """Of the blocks with which mae paints; auto: half of the model's."""
+    """Width of the blocks with which mae paints; auto: half of the model's."""
     decoder_depth: int = 2
     """How many blocks mae paints with."""
     prototypes: int = 1024
@@ -206,9 +206,9 @@ class PretrainConfig(TrainConfig):
     local_crops: int = 8
     """Small crops of each image that dino shows beside two large ones."""
     local_scale: tuple[float, float] | None = None
-    """Part of an image's area that a small crop keeps, from and to; auto: 0.2 to 0.5, of large images 0.05 to
-    0.4."""
+    """Part of an image's area that a small crop keeps, from and to; auto: 0.2 to 0.5, or 0.05 to 0.4 for
+    large images."""
     on_collapse: Literal["warn", "stop"] = "warn"
-    """Where all images have become alike to the model: say so, or end the run too."""
+    """When all images have become alike to the model: warn, or end the run too."""
     preview: bool = False
     """Draw what the model makes of some images at each evaluation, into the run folder's preview/."""

@@ -45,7 +45,7 @@ class EvaluateConfig(ReadingConfig):
     out: str | None = field(default=None, metadata=NOT_GIVEN)
     """Write `evaluation.json` and `report.html` into this folder."""
     seed: int | None = None
-    """Of the held-out part, of bootstraps and of corruptions; auto: that of the checkpoint's training."""
+    """Seed of the held-out part, bootstraps and corruptions; auto: that of the checkpoint's training."""
     restrict: bool = False
     """Choose only among the data's classes, as is usual for ImageNet-A and -R."""
     real_labels: str | None = field(default=None, metadata=NOT_GIVEN)
@@ -62,8 +62,8 @@ class EvaluateConfig(ReadingConfig):
     resolutions: tuple[int, ...] = ()
     """Also measure at these image sizes; positions are resampled."""
     merge: int = 0
-    """Merge so many similar patches in each block, as `predict --merge` does; what --compare names merges
-    none."""
+    """Merge this many similar patches in each block, as `predict --merge` does; the checkpoint of --compare
+    merges none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +75,13 @@ class ProbeConfig(FeatureConfig):
     shots: tuple[int, ...] = (1, 5, 10, 25)
     """Images per class, for fewshot."""
     seeds: int = 5
-    """Draws of those images."""
+    """How often those images are drawn."""
     metric: Literal["accuracy", "mean_per_class_accuracy", "mean_average_precision"] | None = None
     """auto: accuracy; mean average precision where images have several labels."""
     train_limit: int | None = field(default=None, metadata=NOT_GIVEN)
-    """Use at most so many training images, a fifth of them to choose with; a suite: 1,000, as VTAB does."""
+    """Use at most this many training images, a fifth of them for validation; a suite: 1,000, as in VTAB."""
     seed: int | None = None
-    """Of the held-out part, of the draws and of bootstraps; auto: that of the checkpoint's training."""
+    """Seed of the held-out part, the draws and bootstraps; auto: that of the checkpoint's training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class SearchConfig:
     others: bool = False
     """Leave out the query itself, where the index has it: files with the same bytes."""
     checkpoint: str | None = None
-    """The model that made the index; auto: from where it was then."""
+    """The model that made the index; auto: from where it was loaded then."""
     out: str | None = field(default=None, metadata=NOT_GIVEN)
     """Write search.json and a page with the pictures into this folder."""
     batch_size: int | None = None
@@ -121,7 +121,7 @@ class CleanConfig(FeatureConfig):
     top: int = 20
     """How many of each finding the tables show; the page shows five times as many, the files all."""
     seed: int = 0
-    """Of the parts in which labels are judged."""
+    """Seed of the parts in which labels are judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class PredictConfig:
     precision: Inference = "float32"
     """float32; bf16; int8 (not by torch); auto: bf16 where the processor has it and it is faster."""
     merge: int = 0
-    """Merge so many patches that are alike in each block of a ViT (ToMe): faster, and less accurate."""
+    """Merge this many similar patches in each block of a ViT (ToMe): faster, and less accurate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class ConvertConfig:
     """What is changed on the way from one layout to another."""
 
     num_classes: int | None = field(default=None, metadata=NOT_GIVEN)
-    """Give it a fresh, zero head of so many classes."""
+    """Give it a fresh, zero head with this many classes."""
     image_size: tuple[int, ...] | None = field(default=None, metadata=NOT_GIVEN)
     """Height and width (one number: a square); position embeddings are resampled in 2D."""
     patch_size: tuple[int, ...] | None = field(default=None, metadata=NOT_GIVEN)
@@ -189,7 +189,7 @@ class InspectConfig:
     class_name: str | None = field(default=None, metadata={"flag": "class"})
     """The class that Grad-CAM and gradient rollout explain; auto: the model's answer."""
     head_fusion: Literal["mean", "max", "min"] = "mean"
-    """How rollout makes one map of a layer's heads."""
+    """How rollout joins a layer's heads into one map."""
     discard_ratio: float = 0.0
     """The share of each token's weakest links that rollout cuts, 0 to less than 1."""
     patch: tuple[int, int] | None = None
@@ -204,7 +204,7 @@ class InspectConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """What is timed, and beside whom. Lists are written with commas or spaces: all combinations are timed."""
+    """What is timed, beside which libraries. Lists take commas or spaces: all combinations are timed."""
 
     job: tuple[str, ...] = ("train", "predict")
     """train: the step that `vitreous train` takes; predict: the call that `predict` and `serve` make; load:
@@ -216,13 +216,13 @@ class BenchConfig:
     """Names of `vitreous models`, by timm or the paper."""
     image_size: tuple[int | str, ...] | None = None
     """Height and width that the model sees; one number: a square; several with commas: 224,384 or
-    224,256 384; auto: the model's own, 224 to load."""
+    224,256 384; auto: the model's own, 224 for load."""
     batch_size: tuple[int | str, ...] | None = None
-    """Images of a step or call; auto: 256 on a GPU, else 16 to train and 8 to predict; 64 to load."""
+    """Images of a step or call; auto: 256 on a GPU, else 16 for train and 8 for predict; 64 for load."""
     precision: tuple[str, ...] = ("auto",)
     """bf16, float32, or auto: what `train`, and what `predict`, takes here; int8 for predict alone."""
     runtime: tuple[str, ...] = ("torch",)
-    """What ours predicts with: torch, onnxruntime, openvino; ratios are of the first."""
+    """What ours predicts with: torch, onnxruntime, openvino; ratios are those of the first."""
     merge: tuple[int | str, ...] = (0,)
     """Patches that ours merges in each block of a ViT when it predicts: a row for each number."""
     rounds: int = 5

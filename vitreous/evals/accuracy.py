@@ -31,7 +31,7 @@ def headline(answers: Answers) -> dict[str, float]:
 
 
 def document(answers: Answers, labels: Sequence[str], seed: int = 0) -> dict[str, Any]:
-    """Return every figure: those above with their interval, per class, confusion, calibration, mistakes."""
+    """Return every figure: the headline with an interval, per class, confusion, calibration, mistakes."""
     rows = per_class(answers, labels)
     seen = [row for row in rows if row["count"]]
     means = {name: float(np.mean([row[name] for row in seen])) for name in ("precision", "recall", "f1")}

@@ -1,4 +1,4 @@
-"""Fitting a data set's classes to a checkpoint's: by name, or ImageNet's synsets or numbers."""
+"""Matching a data set's classes to a checkpoint's: by name, or by ImageNet's synsets or numbers."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from vitreous.errors import DataError, nearest
 def rows_of(data: list[str], known: list[str]) -> np.ndarray:
     """Return, for each class of the data, its row in the checkpoint; refuse classes that it does not know."""
     places = {name: row for row, name in enumerate(known)}
-    if len(places) < len(known):  # ImageNet has two classes named "crane": such names decide nothing
+    if len(places) < len(known):  # ImageNet has two classes named "crane": such names can't be matched
         places = {name: row for name, row in places.items() if known.count(name) == 1}
     for names in (places, _folded(places), _imagenet(known)):
         rows = [names.get(name if names is places else name.strip().lower()) for name in data]

@@ -38,7 +38,7 @@ class Answers:
 
 
 def from_logits(logits: Tensor, targets: Tensor, indices: Tensor) -> Answers:  # (B, K), (B,), (B,)
-    """Return the answers that these logits are."""
+    """Return the answers that these logits give."""
     if logits.device.type == "mps":
         logits, targets = logits.cpu(), targets.cpu()  # it has no double precision
     logs = logits.double().log_softmax(dim=1)
@@ -70,7 +70,7 @@ def rank_of_label(logits: Tensor, targets: Tensor) -> Tensor:  # (B, K), (B,) or
 
 def collect(
     batches: Iterable[tuple[Batch, Tensor]], world: parallel.World | None = None
-) -> Answers:  # of logits
+) -> Answers:  # batches with their logits
     """Return the answers to all batches, of all ranks, sorted by the images' numbers."""
     own = [from_logits(logits, batch.targets, batch.indices) for batch, logits in batches]
     parts = own if world is None else [part for rank in parallel.gather(own, world) for part in rank]

@@ -50,7 +50,7 @@ def temperature(logits: np.ndarray, targets: np.ndarray) -> float:
 
 
 def coverage_curve(confidence: np.ndarray, right: np.ndarray, points: int = 20) -> list[dict[str, float]]:
-    """Return accuracy when only the most confident images are answered, with the threshold that does it."""
+    """Return accuracy when only the most confident images are answered, and the threshold for that."""
     order = np.argsort(-confidence, kind="stable")
     running = np.cumsum(right[order]) / np.arange(1, len(order) + 1)
     rows = []
@@ -67,7 +67,7 @@ def coverage_curve(confidence: np.ndarray, right: np.ndarray, points: int = 20) 
 
 
 def figures(confidence: np.ndarray, right: np.ndarray) -> dict[str, Any]:
-    """Return all of the above as one document."""
+    """Return calibration error, reliability and coverage as one document."""
     return {
         "ece": expected_calibration_error(confidence, right),
         "reliability": reliability(confidence, right),

@@ -57,7 +57,7 @@ def extract(
 
 
 def take(model: Model, split: Split, preprocessing: Preprocessing, options: FeatureConfig) -> outputs.Outputs:
-    """Return one vector per image as a verb's options say, from the cache where they were taken before."""
+    """Return one vector per image as a command's options say, from the cache if it has them."""
     return extract(
         model,
         split,
@@ -76,7 +76,7 @@ def identity(
 ) -> str:
     """Return a checksum of all that an image's features depend on, besides the image.
 
-    That is the weights, preprocessing and where features are taken; not the head, class names or calibration.
+    These are the weights, preprocessing and where features are taken; not head, class names or calibration.
     """
     digest = hashlib.sha256()
     shape = {name: value for name, value in to_dict(model.config).items() if name != "num_classes"}

@@ -26,7 +26,7 @@ def evaluate(
     seeds: int = SEEDS,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return mean accuracy and 95 % interval over draws, for each number of images a class.
+    """Return mean accuracy and 95 % interval over draws, for each number of images per class.
 
     The strength of the regularisation is chosen on the validation part, per number of shots. The headline is
     that of the most shots; a number that the smallest class can't fill is left out.

@@ -1,5 +1,5 @@
 """Whether features are alive: how many directions they use, how alike images look to the model, and, where
-there are labels, whether neighbours are of one class. What a run without labels is watched by.
+there are labels, whether neighbours are of one class. Runs that learn without labels are watched by these.
 
 Letters: N images, D width.
 """
@@ -22,7 +22,7 @@ NEIGHBOURS = 10
 ALIKE = 0.999
 """Mean cosine of two images from which on all of them look the same to the model."""
 FEW_DIRECTIONS = 1.5
-"""Effective rank below which features say nothing but one number."""
+"""Effective rank below which features hold hardly more than one number."""
 
 
 @torch.no_grad()
@@ -62,9 +62,9 @@ def mean_cosine(features: Tensor) -> float:  # (N, D)
 
 
 def knn(features: Tensor, targets: Tensor) -> float:  # (N, D), (N,)
-    """Return the share of images whose class most of their ten nearest neighbours have, themselves left out.
+    """Return the share of images whose class their ten nearest neighbours vote for, themselves left out.
 
-    They vote by their cosine, as in `evals.knn`, but are of the same split: `probe` has others to ask.
+    Votes weigh by cosine, as in `evals.knn`, but come from the same split; those of `probe` come from train.
     """
     unit = F.normalize(features.float(), dim=1)
     nearest = min(NEIGHBOURS, len(unit) - 1)
@@ -81,7 +81,7 @@ def knn(features: Tensor, targets: Tensor) -> float:  # (N, D), (N,)
 
 
 def collapse(figures: Mapping[str, float]) -> str | None:
-    """Say that all images have become alike to the model, where they have."""
+    """Return how it shows that all images have become alike to the model; None if they have not."""
     if figures["mean_cosine"] > ALIKE:
         return f"any two images have a cosine of {figures['mean_cosine']:.4f}"
     if figures["effective_rank"] < FEW_DIRECTIONS:

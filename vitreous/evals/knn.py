@@ -37,7 +37,7 @@ def scores(
 ) -> dict[int, np.ndarray]:
     """Return for each k the share of votes of every class (N, K).
 
-    Neighbours are by cosine, and weigh exp(cosine / temperature). One with several labels votes for each.
+    Neighbours are found by cosine and weigh exp(cosine / temperature); one with several labels votes for all.
     """
     labels = torch.from_numpy(targets)
     found: dict[int, list[Tensor]] = {k: [] for k in neighbours}

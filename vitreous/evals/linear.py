@@ -43,7 +43,7 @@ def choose(
         tried[strength] = measure(scores(validation[0], weights), validation[1])
         best = max(tried.values())
         if len(tried) > 6 and max(list(tried.values())[-4:]) < best - 0.02:
-            break  # well past the best: weaker ones only fit longer
+            break  # well past the best: weaker ones only take longer
     best = _settle(
         tried, lambda strength: measure(scores(validation[0], fit(*train, classes, strength)), validation[1])
     )
@@ -79,8 +79,8 @@ def fit(
 ) -> Weights:
     """Minimise the mean cross entropy plus λ/2 |W|² over standardised features, with L-BFGS.
 
-    Of images with several labels, every label is a yes or no of its own. `exact` is in double until nothing
-    moves; without it, in single and as far as a choice between strengths needs.
+    With several labels per image, every label is a yes or no of its own. `exact`: in double precision, until
+    nothing moves; otherwise in single, as far as a choice between strengths needs.
     """
     x = torch.from_numpy(features).to(torch.float64 if exact else torch.float32)
     y = torch.from_numpy(targets)

@@ -22,7 +22,7 @@ class MeanLoss:
     figures: dict[str, float]
 
     def document(self) -> dict[str, Any]:
-        """Return the same: there is nothing else to tell."""
+        """Return the figures: there is nothing else to report."""
         return dict(self.figures)
 
 
@@ -34,7 +34,7 @@ class Means:
         self.sums: dict[str, float] = {"loss": 0.0, "count": 0.0}
 
     def add(self, batch: Batch) -> None:
-        """Compute a batch; one without images too, for a rank without any takes part in what others share."""
+        """Compute a batch, even an empty one: its rank must take part in what all ranks share."""
         for part in batch.parts(self.inference.micro_batch or max(1, len(batch))):
             with parallel.autocast(self.inference.world.device, self.inference.precision):
                 loss, metrics = self.objective(part)

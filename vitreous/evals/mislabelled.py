@@ -1,8 +1,8 @@
-"""Which labels are likely wrong: what a classifier says of pictures that it did not learn from.
+"""Which labels are likely wrong: what a classifier predicts for pictures that it did not learn from.
 
-Logistic regression on features is fitted to four fifths and asked about the last, five times. As in confident
-learning (arXiv 1911.00068), a class has its own measure: a label is doubted where another class is likelier
-and the given one is far below what is usual for pictures of its class. Letters: N images, D width, K classes.
+Logistic regression on features is fitted to four fifths and predicts the last, five times. As in confident
+learning (arXiv 1911.00068), each class has its own yardstick: a label is doubted where another class is
+likelier and the given one is far below what is usual for its pictures. Letters: N images, D width, K classes.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ FOLDS = 5
 STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 """λ of the regression that are tried on the first fold, from strong to weak."""
 STRONGER = 3.0
-"""The λ that predicts labels best still learns some wrong ones by heart: this times it is taken."""
+"""The λ that predicts labels best still learns some wrong ones by heart: this multiple of it is used."""
 FAR_BELOW = 0.15
-"""A doubted label has less than this part of the probability that is usual for its class."""
+"""A doubted label has less than this share of the probability that is usual for its class."""
 FEWEST = FOLDS
 """Images that a class must have for its labels to be judged."""
 
 
 @dataclass(frozen=True)
 class Doubts:
-    """What the other pictures say of each label."""
+    """What the other pictures say about each label."""
 
     probability: np.ndarray  # (N,) of the given label
     suggested: np.ndarray  # (N,) the likeliest other class
@@ -42,14 +42,14 @@ class Doubts:
 def judge(
     features: np.ndarray, targets: np.ndarray, classes: int, groups: np.ndarray, seed: int = 0
 ) -> Doubts:
-    """Judge labels (N,) by the other pictures; copies (one number in `groups`) don't vouch for each other."""
+    """Judge labels (N,) by the other pictures; copies (equal in `groups`) don't vouch for each other."""
     fold = folds(targets, groups, seed)
     strength = STRONGER * choose(features, targets, classes, fold)
     return doubts(probabilities(features, targets, classes, fold, strength), targets)
 
 
 def folds(targets: np.ndarray, groups: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return the fold (N,) of each image: classes are spread evenly, a group is never parted."""
+    """Return the fold (N,) of each image: classes are spread evenly, a group is never split."""
     generator = np.random.default_rng(seed)
     _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
     order = generator.permutation(len(first))
@@ -90,7 +90,7 @@ def doubts(held_out: np.ndarray, targets: np.ndarray) -> Doubts:
     own = held_out[rows, targets]
     counts = np.bincount(targets, minlength=classes)
     usual = np.bincount(targets, own, minlength=classes) / np.maximum(1, counts)
-    usual[counts < FEWEST] = 0.0  # nobody knows what is usual for it: nothing is below
+    usual[counts < FEWEST] = 0.0  # too few to know what is usual: none is doubted
     others = held_out.copy()
     others[rows, targets] = -1.0
     suggested = others.argmax(1)

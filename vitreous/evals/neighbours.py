@@ -1,4 +1,4 @@
-"""The nearest vectors by cosine, exactly: what the neighbours' probe, `search` and `clean` ask.
+"""The nearest vectors by cosine, exactly: used by the neighbours' probe, `search` and `clean`.
 
 Letters: N queries, M vectors of the bank, D width, k neighbours.
 """
@@ -37,8 +37,8 @@ def nearest(queries: np.ndarray, bank: Tensor, count: int) -> Iterator[Nearest]:
 def among(features: np.ndarray, groups: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return cosine (N, k) and place (N, k) of each vector's nearest of another group than its own.
 
-    `groups` (N,): a number each; copies of one picture share it, and are no neighbours. Where there are fewer
-    than k, the rest has cosine -inf.
+    `groups` (N,): copies of one picture share a number, and are not neighbours. Where there are fewer than k
+    neighbours, the rest has cosine -inf.
     """
     vectors, own = unit(features), torch.from_numpy(groups)
     count = min(count, len(vectors))

@@ -7,11 +7,11 @@ import numpy as np
 
 NEIGHBOURS = 50
 SHARE = 10
-"""Of few images, this part of them counts as neighbours: one in ten."""
+"""With few images, one in this many of them counts as a neighbour."""
 FEWEST = 5
 """Neighbours that count even of a picture whose class has fewer."""
 DEVIATIONS = 3.0
-"""A picture is far from this many deviations above the median on."""
+"""A picture counts as far if its distance is more than this many deviations above the median."""
 NORMAL = 1.4826
 """From the median absolute deviation to the standard deviation of a normal distribution."""
 
@@ -19,7 +19,7 @@ NORMAL = 1.4826
 def neighbours(count: int, class_sizes: np.ndarray | None = None) -> np.ndarray | int:
     """Return how many neighbours count: of all images, or (N,) for the sizes (N,) of their classes.
 
-    A class of twelve among thousands must not be far as a whole: its pictures are asked for eleven.
+    A class of twelve among thousands must not count as far as a whole: its pictures use eleven neighbours.
     """
     most = max(1, min(NEIGHBOURS, count // SHARE, count - 1))
     if class_sizes is None:

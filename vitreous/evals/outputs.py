@@ -20,7 +20,7 @@ from vitreous.errors import DataError
 from vitreous.models.weights import Model
 
 FEW = 500
-"""Images for which no processes are started to read them."""
+"""For fewer images than this, no processes are started to read them."""
 
 Compute = Callable[[Tensor, Tensor | None], Tensor]
 """From images (B, C, H, W) and their mask to one row of values per image."""

@@ -1,7 +1,7 @@
 """A suite: data sets that a model is transferred to, as VTAB's nineteen; a row each, and means by group.
 
-It is a TOML file with a table a task: `data` (a DATA, relative to the file) or `unavailable` (why it can't be
-had), and optionally `group`, `split` (what is measured on: test) and `metric` (accuracy).
+It is a TOML file with a table per task: `data` (a DATA, relative to the file) or `unavailable` (why it can't
+be had), and optionally `group`, `split` (to measure on; default: test) and `metric` (default: accuracy).
 """
 
 import tomllib
@@ -77,7 +77,7 @@ def open_task(task: Task, limit: int, data_root: str | None, seed: int) -> Datas
 
 
 def run(tasks: list[Task], measure: Callable[[Task], dict[str, float]]) -> dict[str, Any]:
-    """Measure every task; one that fails says why, and the others go on. Return rows and means by group."""
+    """Measure every task; a failed one records why, the others continue. Return rows and means by group."""
     rows: list[dict[str, Any]] = []
     for task in tasks:
         row: dict[str, Any] = {"task": task.name, "group": task.group}

@@ -97,7 +97,7 @@ def write(
 
 
 def _unasked(source: Source, opened: formats.Opened, pictures: Sequence[bytes]) -> str:
-    """Say how far the runtime is away if it is not asked for what was proven, and then computes otherwise."""
+    """Return how far away the runtime's default is, in words, if that is not what was proven."""
     if opened.unasked is None:
         return ""
     found = proof.compare(source, opened.unasked, pictures)

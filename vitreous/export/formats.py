@@ -26,13 +26,13 @@ class Format:
     packages: tuple[str, ...]
     write: Callable[[tuple[Graph, Inputs], Path, dict[str, Any], Precision], None]
     open: Callable[..., Opened]
-    """From a path, and how many threads may compute, to what runs it."""
+    """From a path, and the number of threads that may compute, to what runs it."""
     half_graph: bool = True
-    """Whether fp16 is computed in half precision, or is how the weights are stored."""
+    """Whether fp16 means that the graph computes in half precision; else only weights are stored so."""
 
 
 def choose(destination: Path, precision: Precision) -> Format:
-    """Return the format of a file's ending, or say what is wrong or missing."""
+    """Return the format for a file's ending; refuse what is wrong or missing."""
     form = FORMATS.get(destination.suffix.lower())
     if form is None:
         known = ", ".join(f"{suffix} ({each.name})" for suffix, each in FORMATS.items())
@@ -61,7 +61,7 @@ def write_program(
 def open_program(path: Path, threads: int | None = None) -> Opened:
     """Run a `torch.export` program that we have just written; those of strangers are not opened.
 
-    Its threads are those of torch."""
+    It runs on torch's threads."""
     extra = {"vitreous.json": ""}
     module = torch.export.load(str(path), extra_files=extra).module()
 

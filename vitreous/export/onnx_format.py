@@ -53,7 +53,7 @@ def write_onnx(made: tuple[Graph, Inputs], path: Path, facts: dict[str, Any], pr
 
 
 def open_onnx(path: Path, threads: int | None = None) -> Opened:
-    """Run an ONNX file with onnxruntime on the CPU, on so many threads; None: as it likes."""
+    """Run an ONNX file with onnxruntime on the CPU, on this many threads; None: as many as it chooses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -115,12 +115,12 @@ def _forget_where_it_was_made(model: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep advice of the exporters from the user: what matters is proven, or fails."""
+    """Hide the exporters' advice from the user: what matters is proven, or fails."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
-            # Both inputs have the same batch, as is meant; the exporter warns that they share its name.
+            # Both inputs have the same batch on purpose; the exporter warns that they share its name.
             warnings.filterwarnings(
                 "ignore", message=".*shares the same shape constraints", category=UserWarning
             )

@@ -1,4 +1,4 @@
-"""An exported file in the hands of its runtime: what every format's opener gives."""
+"""An exported file, opened by its runtime: what every format's opener returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ OUTPUTS = ["logits", "probabilities"]
 
 
 class Answers(NamedTuple):
-    """What a file computes of a batch, (B, K) each."""
+    """What a file computes for a batch, (B, K) each."""
 
     logits: np.ndarray
     probabilities: np.ndarray
@@ -23,7 +23,7 @@ Run = Callable[[Inputs], Answers]
 
 @dataclass(frozen=True)
 class Opened:
-    """An exported file in the hands of its runtime."""
+    """An exported file, opened by its runtime."""
 
     runtime: str
     facts: dict[str, Any]
@@ -31,7 +31,7 @@ class Opened:
     run: Run
     """From a batch of inputs, as arrays, to its answers; threads may call it at once."""
     unasked: "Opened | None" = None
-    """The same as the runtime opens it when it is asked for nothing, where that is another computation."""
+    """The same file as the runtime opens it by default, if it then computes otherwise."""
 
 
 def input_names(facts: dict[str, Any]) -> list[str]:

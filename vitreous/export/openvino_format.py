@@ -1,8 +1,8 @@
 """OpenVINO: how its files are written, in which arithmetic they are to be computed, and how they are run.
 
-A file records the options that it was proven with (`compile`): by itself OpenVINO takes bf16 on processors
-that have it. What is written is read from ONNX by the runtime itself: `openvino.convert_model` reports its
-use to its makers.
+A file records the options that it was proven with (`compile`): by default OpenVINO takes bf16 on processors
+that have it. The runtime itself reads the ONNX file that is converted: `openvino.convert_model` would report
+its use to its makers.
 """
 
 import json
@@ -28,14 +28,14 @@ NAMES = {"float": "f32", "f32": "f32", "bf16": "bf16", "bfloat16": "bf16"}
 
 
 def has_bf16() -> bool:
-    """Tell whether this processor multiplies bf16 natively: else OpenVINO passes over the wish in silence."""
+    """Tell whether this processor multiplies bf16 natively: if not, OpenVINO silently ignores the request."""
     return parallel.has_bf16(torch.device("cpu"))
 
 
 def compile_options(precision: Precision) -> dict[str, str | int]:
     """Return how OpenVINO has to be asked for this precision.
 
-    int8 is of dense layers: what lies between them is computed in bf16 where the processor has it, 1.2 times
+    int8 is for dense layers: what lies between them is computed in bf16 where the processor has it, 1.2 times
     as fast as float32 there."""
     if precision == "int8":
         return {HINT: "bf16" if has_bf16() else "f32", GROUP: GROUP_SIZE}
@@ -64,9 +64,9 @@ def write_openvino(
 
 
 def open_openvino(path: Path, threads: int | None = None) -> Opened:
-    """Run OpenVINO's files on the CPU as they ask for it; without a number of threads also by its default.
+    """Run OpenVINO's files on the CPU with the options they record; without `threads` also by its default.
 
-    One thread is one for each caller: as many as there are cores compute at once."""
+    With one thread, each caller has its own: as many callers as there are cores compute at once."""
     import openvino  # pyright: ignore[reportMissingImports]
 
     core = openvino.Core()
@@ -86,7 +86,7 @@ def open_openvino(path: Path, threads: int | None = None) -> Opened:
 
 
 def _on(threads: int) -> dict[str, Any]:
-    """Return the options of so many threads, which other processes may move from core to core."""
+    """Return the options for this many threads, which the system may move from core to core."""
     streams = (os.cpu_count() or 1) if threads == 1 else 1
     return {"INFERENCE_NUM_THREADS": threads * streams, "NUM_STREAMS": streams, "ENABLE_CPU_PINNING": False}
 

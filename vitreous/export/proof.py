@@ -1,6 +1,6 @@
 """The proof of an export: real images, from file to label, through PyTorch and through the exported file.
 
-What the exported file is fed is made from its own metadata, as a user without vitreous would have to do it.
+The inputs of the exported file are made from its own metadata, as a user without vitreous would have to do.
 """
 
 import io
@@ -70,7 +70,7 @@ def compare(source: Source, opened: Opened, pictures: Sequence[bytes]) -> Found:
 def _inputs(
     transform: EvaluationTransform, pictures: Sequence[Image.Image | np.ndarray], facts: dict[str, Any]
 ) -> Inputs:
-    """Return what the exported file is fed, by what it records about its inputs."""
+    """Return the exported file's inputs, made as its metadata says."""
     fitted = [transform.fitted(each) for each in pictures]
     pixels = [transform.padded(each) for each in fitted]
     size = np.array([each.shape[:2] for each in fitted], np.int64) if "size_input" in facts else None
@@ -80,7 +80,7 @@ def _inputs(
 
 
 def gap(found: Found, precision: Precision, tolerance: float | None = None) -> str | None:
-    """Say how far the exported file is from its source where that is too far; None: it is close enough."""
+    """Return how far the exported file is from its source if that is too far; None: it is close enough."""
     allowed = TOLERANCES[precision] if tolerance is None else tolerance
     if precision in BY_LABELS:
         good = 1 - found.agreement <= allowed + 1e-9 and np.isfinite(found.difference)
@@ -138,7 +138,7 @@ def _photographs() -> list[Image.Image]:
 
 
 def _several_aspects(images: Iterator[Image.Image]) -> Iterator[Image.Image]:
-    """Cut images to shares of their height and width, another pair for each."""
+    """Cut images to shares of their height and width, a different pair for each."""
     shares = cycle([(1.0, 0.6), (0.35, 1.0), (1.0, 1.0), (1.0, 0.1), (0.8, 1.0)])
     for image, (tall, wide) in zip(images, shares, strict=False):
         yield image.crop((0, 0, max(1, round(image.width * wide)), max(1, round(image.height * tall))))
@@ -167,7 +167,7 @@ def _encoded(image: Image.Image, size: tuple[int, int] | None) -> bytes:
 
 
 def _picture(data: bytes, channels: int) -> Image.Image | np.ndarray:
-    """Decode; for a model of channels that no file has, each is the gray image."""
+    """Decode; for a number of channels that no file has, each channel is the gray image."""
     if channels in MODES:
         return decode(data, channels)
     return np.asarray(decode(data, 1))[..., None].repeat(channels, axis=-1)

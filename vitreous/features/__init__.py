@@ -1,4 +1,4 @@
-"""Pictures by what a model makes of them: an index of features, the nearest to a query, what looks wrong."""
+"""Pictures as a model sees them: an index of features, the nearest to a query, what looks wrong."""
 
 from vitreous.features.clean import clean
 from vitreous.features.embed import embed

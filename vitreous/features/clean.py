@@ -16,13 +16,13 @@ from vitreous.features.gather import Pictures, gather, load_model
 FEWEST = 20
 """Pictures below which nothing can be said to be far from the others."""
 COLUMNS = ("finding", "file", "split", "label", "suggested", "score", "beside")
-"""Of the list as CSV."""
+"""Columns of the list as CSV."""
 
 
 def clean(source: str, data: str | InMemory, dataset: Dataset, options: CleanConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous clean`; `dataset` is the open DATA."""
     if options.top < 1:
-        raise OptionError(f"--top {options.top} is no number of pictures: use 1 or more")
+        raise OptionError(f"--top {options.top} is out of range: use 1 or more")
     pictures = gather(load_model(source, options), dataset, options)
     pairs = copies.find(pictures)
     groups = copies.groups(len(pictures), pairs)
@@ -117,7 +117,7 @@ def _wrong_labels(
 
 
 def table(document: dict[str, Any], most: int | None = None) -> list[list[Any]]:
-    """Return the findings as rows of `COLUMNS`, as they are written as CSV; `most`: so many of each kind."""
+    """Return the findings as rows of `COLUMNS`, as they are written as CSV; at most `most` of each kind."""
     rows: list[list[Any]] = []
     for each in document["wrong_labels"][:most]:
         score, suggested = f"{each['suggested_probability']:.3f}", each["suggested"]

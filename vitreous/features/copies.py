@@ -1,7 +1,7 @@
 """Pictures of a data set that are copies of each other: proposed by features, confirmed by pixels.
 
-A copy that was cropped, mirrored or encoded anew has nearly the features of the first; so have photographs of
-one thing, which the pixels tell apart. Exact copies are known by their hash.
+A copy that was cropped, mirrored or encoded anew has nearly the features of the original; so have different
+photographs of one thing, which their pixels tell apart. Exact copies are known by their hash.
 """
 
 import os
@@ -17,7 +17,7 @@ from vitreous.evals import neighbours
 from vitreous.features.gather import Pictures
 
 PROPOSED = 3
-"""Nearest neighbours that are looked at of each picture."""
+"""Nearest neighbours of each picture that are examined."""
 LEAST_COSINE = 0.7
 """Of 180 planted copies of photographs, by the features of `tiny`, the least was 0.738."""
 
@@ -65,7 +65,7 @@ def _gray(pictures: Pictures, number: int) -> aligned.Gray | None:
     try:
         row = int(pictures.rows[number])
         return aligned.Gray(pictures.whole.images.read(row, 1, shortest=2 * aligned.STORED))
-    except DataError:  # it was there a moment ago; or an array of other channels, which is no picture
+    except DataError:  # no longer readable, or an array whose channels are not a picture's
         return None
 
 

@@ -25,7 +25,7 @@ def embed(source: str, data: str | InMemory, options: EmbedConfig) -> dict[str, 
     """Write the index of a data set; return what is in it."""
     path = Path(options.out)
     if path.suffix != ".npz":
-        raise OptionError(f"--out {path} is no .npz file: give a name that ends in .npz")
+        raise OptionError(f"--out {path} is not an .npz file: give a name that ends in .npz")
     source_of_data = place(str(data), options.data_root)
     _keep_others(path, source_of_data)
     dataset = open_any(data, options.data_root)
@@ -59,7 +59,7 @@ def _keep_others(path: Path, data: str) -> None:
         try:
             held = f"the features of {index.read(path).about['data']['source']}"
         except DataError:
-            held = "something else than features"
+            held = "something other than features"
         if held != f"the features of {data}":
             raise OptionError(f"{path} holds {held}: choose another --out, or remove it")
 
@@ -80,7 +80,7 @@ def of(pictures: Pictures, about: dict[str, Any]) -> Index:
 
 
 def describe(source: str, classifier: Classifier, options: EmbedConfig) -> dict[str, Any]:
-    """Return what an index says of the model that made it."""
+    """Return what an index records about the model that made it."""
     preprocessing = classifier.preprocess.preprocessing
     return {
         "source": place(source),
@@ -96,7 +96,7 @@ def describe(source: str, classifier: Classifier, options: EmbedConfig) -> dict[
 
 
 def place(text: str, root: str | None = None) -> str:
-    """Return a path that is good from any folder; names of models and data stay as they are."""
+    """Return a path that is valid from any folder; names of models and data stay as they are."""
     for path in (Path(text).expanduser(), *([Path(root) / text] if root else [])):
         if path.exists():
             return os.path.abspath(path)

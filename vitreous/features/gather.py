@@ -20,7 +20,7 @@ from vitreous.models.architecture import pair
 from vitreous.predict import Classifier, load
 
 SEVERAL = "|"
-"""What stands between the labels of a picture that has several."""
+"""Separator between the labels of a picture that has several."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Pictures:
 
     @cached_property
     def files(self) -> list[str]:
-        """The name of each picture, from the root of the data on."""
+        """The name of each picture, relative to the root of the data."""
         return [self.whole.name(int(row)) for row in self.rows]
 
     @cached_property
@@ -104,7 +104,7 @@ def unit(values: np.ndarray) -> np.ndarray:
 
 
 def _name(bad: dict[str, str]) -> None:
-    """Say which files were left out."""
+    """Report which files were left out."""
     for file, reason in list(bad.items())[:LISTED]:
         console.warn(f"{file}: {reason}")
     if bad:

@@ -20,7 +20,7 @@ from vitreous.files import atomic
 from vitreous.models.protocol import FeaturePooling
 
 FORMAT = 1
-"""Raised when an older reader would misread the file."""
+"""Increased when an older reader would misread the file."""
 ARRAYS = ("features", "files", "labels", "splits", "targets", "classes", "digests", "about")
 TOLERANCE = 1e-3
 """How far a vector's length may be from 1."""
@@ -53,7 +53,7 @@ def write(path: Path, index: Index) -> None:
 
 
 def read(path: Path) -> Index:
-    """Read an index; refuse what is none, is damaged or would run code."""
+    """Read an index; refuse any other file, and one that is damaged or would run code."""
     if path.is_dir():
         raise DataError(f"{path} is a folder: give the .npz file that `vitreous embed` wrote")
     if not path.is_file():
@@ -69,9 +69,9 @@ def read(path: Path) -> Index:
         _check(held, about)
     except DataError:
         raise
-    except Exception as error:  # whatever the bytes make numpy, zipfile or json raise: it is no index
+    except Exception as error:  # whatever numpy, zipfile or json raise for these bytes: it is not an index
         raise DataError(
-            f"{path} is no index of vitreous: {' '.join(str(error).split())}; make one with `vitreous embed`"
+            f"{path} is not a vitreous index: {' '.join(str(error).split())}; make one with `vitreous embed`"
         ) from None
     if about["format"] > FORMAT:
         raise DataError(
@@ -122,6 +122,6 @@ def _check(held: dict[str, np.ndarray], about: Any) -> None:
     known &= model.get("pooling") in get_args(FeaturePooling)
     whole = type(model.get("layer")) is int and isinstance(size, list) and len(size) == 2
     if not (known and whole and all(type(side) is int and side > 0 for side in size)):
-        raise ValueError("its description of the model is not whole")
+        raise ValueError("its description of the model is incomplete")
     if not isinstance(data.get("source"), str):
-        raise ValueError("its description of the data is not whole")
+        raise ValueError("its description of the data is incomplete")

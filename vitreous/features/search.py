@@ -24,7 +24,7 @@ from vitreous.predict.inputs import Item
 def search(path: str, queries: Iterable[Item], options: SearchConfig) -> tuple[Index, list[dict[str, Any]]]:
     """Return the index, and the JSON document of `vitreous search`: matches, or an error, for each query."""
     if options.top < 1:
-        raise OptionError(f"--top {options.top} is no number of pictures: use 1 or more")
+        raise OptionError(f"--top {options.top} is out of range: use 1 or more")
     bank = index.read(Path(path))
     searcher = Searcher(bank, model_of(bank, path, options))
     return bank, list(searcher.entries(queries, options))
@@ -51,7 +51,7 @@ def model_of(bank: Index, path: str, options: SearchConfig) -> Classifier:
 
 
 class Searcher:
-    """An index and its model, ready to be asked."""
+    """An index and its model, ready for queries."""
 
     def __init__(self, bank: Index, classifier: Classifier) -> None:
         self.bank, self.classifier = bank, classifier
@@ -143,7 +143,7 @@ def summary(document: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]
 
 
 def require_some(document: list[dict[str, Any]]) -> None:
-    """Raise a DataError where no query could be read."""
+    """Raise a DataError if no query could be read."""
     failed = [entry for entry in document if "error" in entry]
     if failed and len(failed) == len(document):
         first = f"{failed[0]['file']}: {failed[0]['error']}"

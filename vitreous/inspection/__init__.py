@@ -1,7 +1,7 @@
 """Looking inside a model: what it has learned and what it attends to, as arrays. Nothing is drawn here.
 
 `embeddings` reads the weights alone; `attention`, `distance`, `relevance` and `tokens` watch a forward pass;
-`gradients` asks for one class; `faithfulness` judges the maps; `study` does it all in one pass over images.
+`gradients` explains one class; `faithfulness` judges maps; `study` combines forward measurements in one pass.
 """
 
 from vitreous.inspection.attention import attention_maps, iterate_attention

@@ -33,7 +33,7 @@ def attention_maps(model: nn.Module, images: Tensor, mask: Tensor | None = None)
 
 
 def iterate_attention(model: nn.Module, images: Tensor, mask: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield the attention probabilities (B, H, N, N) layer by layer: only one need be held at a time."""
+    """Yield the attention probabilities (B, H, N, N) layer by layer, so that only one is held at a time."""
     return (layer.attention for layer in iterate_layers(model, images, mask))
 
 
@@ -55,7 +55,7 @@ def blocks_of(vit: VisionTransformer) -> Iterable[Block]:
 
 
 def bare(model: nn.Module) -> Model:
-    """Return the model inside a compiled or distributed wrapper; refuse one of another family."""
+    """Return the model inside a compiled or distributed wrapper; refuse models of other families."""
     inner = getattr(model, "_orig_mod", getattr(model, "module", model))
     if not isinstance(inner, VisionTransformer | ResNet):
         raise ModelError(f"{type(inner).__name__} can't be looked into: give a ViT, a hybrid or a BiT")
@@ -74,7 +74,7 @@ def unwrap(model: nn.Module) -> VisionTransformer:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout and stochastic depth off for a while, and back to what they were."""
+    """Switch dropout and stochastic depth off inside the context, then restore them."""
     training = model.training
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""How far attention reaches, in pixels, beside what a CNN of the same depth can reach (figure 7, right).
+"""How far attention reaches, in pixels, compared with what a CNN of the same depth can (figure 7, right).
 
 Letters: B batch, N tokens, H heads, L layers.
 """
@@ -29,7 +29,7 @@ class ReceptiveField(NamedTuple):
 
 @torch.no_grad()
 def attention_distance(model: nn.Module, images: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return the mean distance in pixels that each head looks across, (L, H), averaged over the images."""
+    """Return each head's mean attention distance in pixels, (L, H), averaged over the images."""
     config = unwrap(model).config
     distances = pixel_distances(config).to(images.device)
     layers = [
@@ -40,14 +40,14 @@ def attention_distance(model: nn.Module, images: Tensor, mask: Tensor | None = N
 
 @torch.no_grad()
 def attention_entropy(model: nn.Module, images: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return how spread each head's attention is, (L, H): 0 for one token, 1 for all tokens alike."""
+    """Return how spread out each head's attention is, (L, H): 0 for one token, 1 for all tokens equally."""
     prefix = unwrap(model).config.prefix
     layers = [mean_entropy(each, prefix, mask) for each in iterate_attention(model, images, mask)]
     return torch.stack(layers).mean(dim=1)
 
 
 def mean_distance(attention: Tensor, distances: Tensor, prefix: int, mask: Tensor | None = None) -> Tensor:
-    """Return each image's and head's mean distance (B, H): patches to patches, weights summing to 1 there.
+    """Return each image's and head's mean distance (B, H), patches to patches, weights renormalised to 1.
 
     Prefix tokens have no place: they are left out as queries and as keys.
     """
@@ -57,7 +57,7 @@ def mean_distance(attention: Tensor, distances: Tensor, prefix: int, mask: Tenso
 
 
 def mean_entropy(attention: Tensor, prefix: int, mask: Tensor | None = None) -> Tensor:
-    """Return each image's and head's mean entropy of a patch's attention, of the largest possible (B, H)."""
+    """Return each image's and head's mean entropy of a patch's attention, as share of the largest (B, H)."""
     rows = attention[..., prefix:, :]
     spread = -torch.special.xlogy(rows, rows).sum(-1) / log(max(2, rows.shape[-1]))
     return _over_queries(spread, mask)
@@ -79,7 +79,7 @@ def pixel_distances(config: ViTConfig) -> Tensor:
 
 
 def uniform_distance(config: ViTConfig) -> float:
-    """Return the mean distance of attention that looks everywhere alike."""
+    """Return the mean distance of uniform attention."""
     return float(pixel_distances(config).mean())
 
 
@@ -91,7 +91,7 @@ def receptive_fields(config: ResNetConfig) -> list[ReceptiveField]:
     for stage, count in enumerate(config.layers):
         for block in range(count):
             step = 2 if stage > 0 and block == 0 else 1
-            side, stride = side + (3 - 1) * stride, stride * step  # 1x1 convolutions see nothing more
+            side, stride = side + (3 - 1) * stride, stride * step  # 1x1 convolutions widen nothing
             fields.append(ReceptiveField(f"stage {stage + 1}, block {block + 1}", side, stride))
     return fields
 
@@ -99,7 +99,7 @@ def receptive_fields(config: ResNetConfig) -> list[ReceptiveField]:
 def field_distance(image_size: tuple[int, int], side: int) -> float:
     """Return the mean distance from a pixel to those in its receptive field, within the image.
 
-    Every pixel of the field counts alike: an upper bound, since real ones weigh the centre more.
+    Every pixel of the field counts equally: an upper bound, since real fields weigh the centre more.
     """
     points = (np.arange(SAMPLES) + 0.5) / SAMPLES
     offsets = []

@@ -69,11 +69,11 @@ def _first_filters(model: Model) -> tuple[Tensor, str]:
 
 @torch.no_grad()
 def position_similarity(model: nn.Module) -> Similarity | None:
-    """Return the cosine similarity of each position with all (figure 7, centre); None where there are none.
+    """Return the cosine similarity of each position with all (figure 7, centre); None without positions.
 
-    Learned, factorised and sinusoidal positions are vectors added to the patches: their cosines. Relative
-    ones are vectors of an offset: the cosine of each offset's with that of no offset, mean over layers.
-    Rotary ones turn queries and keys: the mean cosine of the angles between two places.
+    Learned, factorised and sinusoidal positions are vectors added to the patches: these are compared.
+    Relative ones have a vector per offset: each is compared with that of no offset, mean over layers. Rotary
+    ones turn queries and keys: the mean cosine of the angles between two places.
     """
     if not bare(model).config.has_attention:
         return None

@@ -1,4 +1,4 @@
-"""Whether a map is right: what the model says as patches are removed in the map's order (arXiv 1806.07421).
+"""Whether a map is right: the model's answer as patches are removed in the map's order (arXiv 1806.07421).
 
 A removed patch is not painted over: its token leaves the sequence.
 Letters: B batch, N tokens, D width, K classes, (h, w) grid.
@@ -18,7 +18,7 @@ STEPS = 6
 
 
 class Curves(NamedTuple):
-    """What the model still says with a part of the patches; the mean of a curve is its area."""
+    """The model's answer as patches are removed; the mean of a curve is its area."""
 
     removed: Tensor  # (S,) share of the patches that is gone
     deletion: Tensor  # (B, S): the most relevant patches go first; a good map falls early
@@ -27,7 +27,7 @@ class Curves(NamedTuple):
 
 
 def softmax(logits: Tensor) -> Tensor:
-    """Return class probabilities of plain logits: what `removal_curves` shows where nothing else is asked."""
+    """Return class probabilities of plain logits: the default of `removal_curves`."""
     return logits.softmax(-1)
 
 
@@ -35,9 +35,9 @@ def softmax(logits: Tensor) -> Tensor:
 def deletion_insertion(
     model: nn.Module, images: Tensor, relevance: Tensor, classes: Tensor | None = None, steps: int = STEPS
 ) -> Curves:
-    """Return both curves for one map per image (B, h, w), at least one patch always staying.
+    """Return both curves for one map per image (B, h, w); at least one patch always stays.
 
-    The figure is the probability of the class; without classes, the cosine similarity of the pooled features
+    The value is the probability of the class; without classes, the cosine similarity of the pooled features
     with those of the whole image.
     """
     order = order_of(relevance)
@@ -67,9 +67,9 @@ def removal_curves(
     mask: Tensor | None = None,
     probabilities: Callable[[Tensor], Tensor] = softmax,
 ) -> list[Tensor]:
-    """Return, for each order (B, places), what the model says as the patches leave: (B, S).
+    """Return, for each order (B, places), the model's answer as patches are removed in it: (B, S).
 
-    Patches that `mask` leaves out were never there. `probabilities` turns logits into what the figure shows.
+    Patches that `mask` leaves out were never there. `probabilities` turns logits into what curves show.
     """
     vit = unwrap(model)
     with evaluating(vit):
@@ -94,7 +94,7 @@ def removed_shares(model: nn.Module, steps: int = STEPS) -> Tensor:
 
 
 def meaning(classes: Tensor | None) -> str:
-    """Say what the curves show."""
+    """Return in words what the curves show."""
     return "probability of the class" if classes is not None else "similarity to the whole image's features"
 
 
@@ -124,14 +124,14 @@ def _answer(
         return _encode(vit, start, _left(order, mask, step / (steps - 1)))
     keep = order[:, int(_gone(config.patches, steps)[step]) :]
     if config.positions in ("relative", "rope"):
-        # Their geometry is by place in the whole grid: hide the others rather than take them out.
+        # Their geometry refers to the whole grid: mask the removed patches rather than take them out.
         return _encode(vit, start, torch.zeros_like(order, dtype=torch.bool).scatter(1, keep, True))
     rows = torch.cat([_prefix_rows(config.prefix, keep), keep + config.prefix], dim=1)
     return _encode(vit, start.gather(1, rows[..., None].expand(-1, -1, start.shape[-1])), None)
 
 
 def _left(order: Tensor, mask: Tensor, share: float) -> Tensor:
-    """Return which patches (B, N) are left when this share of each image's own patches is gone."""
+    """Return which patches (B, N) are left once this share of each image's own patches is removed."""
     own = mask.gather(1, order)
     number = own.cumsum(1) - 1  # of each patch of the order, among those that are not padding
     gone = ((own.sum(1, keepdim=True) - 1) * share).round()

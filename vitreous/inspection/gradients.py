@@ -20,7 +20,7 @@ from vitreous.models.weights import Model
 
 
 class Explanation(NamedTuple):
-    """What speaks for the chosen class of each image."""
+    """What supports the chosen class of each image."""
 
     cam: Tensor  # (B, h, w), at least 0
     rollout: Tensor | None  # (B, h, w), each summing to 1; None for a CNN
@@ -49,7 +49,7 @@ def gradient_rollout(
     *,
     patch: Patch | None = None,
 ) -> Tensor:
-    """Return rollout maps (B, h, w) in which a link counts as far as it speaks for the class."""
+    """Return rollout maps (B, h, w) in which a link counts only as far as it supports the class."""
     found = explain(unwrap(model), images, classes, mask, patch=patch).rollout
     assert found is not None
     return found
@@ -77,7 +77,7 @@ def explain(
         tokens = vit.forward_features(_leaf(images), mask)
         score = _score(vit.forward_head(tokens, mask), classes)
         wanted = [seen[layer].normed, *(each.mixed for each in seen)]
-        # Tokens of the last block that are not pooled have no way to the logits: their gradient is zero.
+        # Tokens of the last block that are not pooled don't reach the logits: their gradient is zero.
         gradients = torch.autograd.grad(score, wanted, allow_unused=True, materialize_grads=True)
     with evaluating(vit), torch.no_grad():
         cam = _cam(vit, seen[layer].normed, gradients[0], mask)
@@ -142,7 +142,7 @@ def _map_cam(model: Model, images: Tensor, classes: Tensor, mask: Tensor | None)
 
 
 def _leaf(images: Tensor) -> Tensor:
-    """Return a copy that gradients lead to, so that frozen models can be explained too."""
+    """Return a copy that requires gradients, so that frozen models can be explained too."""
     return images.detach().clone().requires_grad_()
 
 

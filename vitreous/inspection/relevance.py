@@ -51,9 +51,9 @@ def rollout(
 def head_maps(
     model: nn.Module, images: Tensor, mask: Tensor | None = None, *, patch: Patch | None = None
 ) -> Tensor:
-    """Return what each head of each layer attends to from the class token, (B, L, H, h, w).
+    """Return what the class token attends to in each head of each layer, (B, L, H, h, w).
 
-    Without a class token, the mean over the patches; with `patch`, from that one.
+    Without a class token: the mean over the patches; with `patch`: what that patch attends to.
     """
     vit = unwrap(model)
     rows = query_weights(vit, patch, mask).to(images.device)
@@ -84,9 +84,9 @@ def fuse(attention: Tensor, fusion: Fusion = "mean", discard: float = 0.0) -> Te
 def starting_point(
     vit: VisionTransformer, tokens: Tensor, mask: Tensor | None = None, patch: Patch | None = None
 ) -> Tensor:
-    """Return the weight with which each token is read at the end (B, N), rows summing to 1.
+    """Return the weight of each token in what the model pools at the end (B, N), rows summing to 1.
 
-    The class token; of a distilled model, both; without one, the mean of the patches or the attention pool.
+    That is the class token; in a distilled model, both tokens; otherwise what pools the patches.
     """
     if patch is None and vit.attn_pool is not None:
         return _pool_weights(vit, vit.attn_pool, tokens, mask)
@@ -124,7 +124,7 @@ def with_prefix(vit: VisionTransformer, mask: Tensor) -> Tensor:
 
 
 def describe_start(vit: VisionTransformer, patch: Patch | None = None) -> str:
-    """Say in words what a map starts from."""
+    """Return in words what a map starts from."""
     if patch is not None:
         return f"patch at row {patch[0]}, column {patch[1]}"
     if vit.config.distilled:

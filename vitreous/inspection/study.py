@@ -1,4 +1,4 @@
-"""Everything that one pass over some images shows, small enough to keep: layers are streamed, never held.
+"""What one forward pass over some images shows, small enough to keep: layers are streamed, never held.
 
 Letters: B batch, N tokens, D width, H heads, L layers, (h, w) grid.
 """
@@ -30,20 +30,20 @@ from vitreous.models.weights import Model
 
 @dataclass
 class Observation:
-    """What one image does to the model; arrays of numpy."""
+    """What the model does with one image, as numpy arrays."""
 
     output: np.ndarray
     """Logits (K,), or the pooled features of a model without classes."""
     features: list[np.ndarray]
     """Each layer's (cells, D), for CKA."""
     rollout: np.ndarray | None = None
-    """(h, w), sums to 1; None for a CNN, as all that follows."""
+    """(h, w), sums to 1; None for a CNN, like all that follows."""
     heads: np.ndarray | None = None
     """(L, H, h, w)"""
     distance: np.ndarray | None = None
     """(L, H) pixels"""
     entropy: np.ndarray | None = None
-    """(L, H) of the largest possible"""
+    """(L, H) as a share of the largest possible"""
     norms: np.ndarray | None = None
     """(L, N), prefix first; without the patches that are padding"""
     similarity: np.ndarray | None = None

@@ -1,4 +1,4 @@
-"""What becomes of the tokens from layer to layer: how long, how alike, and how alike two layers are.
+"""How tokens change from layer to layer: how long and how alike they are, and how alike two layers are.
 
 Letters: B batch, N tokens, D width, L layers, S samples.
 """
@@ -13,7 +13,7 @@ from vitreous.errors import ModelError
 from vitreous.inspection.attention import bare, evaluating, unwrap
 
 FAR = 5.0
-"""A token is an outlier if its norm lies so many robust deviations above the median, and is twice as long."""
+"""An outlier's norm is more than this many robust deviations above the median, and more than twice it."""
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def layer_features(
 ) -> list[Tensor]:
     """Return each layer's features on a common grid of cells, (B, cells, D); of a CNN, each stage's.
 
-    Layers and models with other grids, other widths and no class token can so be compared place by place.
+    Layers and models with different grids and widths, or no class token, can thus be compared place by place.
     """
     inner = bare(model)
     with evaluating(inner):
@@ -81,7 +81,7 @@ def cka(first: Sequence[Tensor], second: Sequence[Tensor] | None = None) -> Tens
     """Return the linear CKA (arXiv 1905.00414) of every layer with every other, 1 where they agree.
 
     Each layer is (S, D); all describe the same S samples. The estimator of HSIC is the unbiased one (arXiv
-    2010.15327): with few samples the usual one finds likeness in noise.
+    2010.15327): with few samples the usual one finds similarity in noise.
     """
     grams = [_gram(layer) for layer in first]
     others = grams if second is None else [_gram(layer) for layer in second]

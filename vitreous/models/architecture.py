@@ -1,7 +1,7 @@
 """What a model is, as data: frozen configurations that refuse what can't be built. No torch.
 
 Both kinds answer the same questions (sizes, widths, names of the outer layers), so that no caller has to ask
-which kind it has; what a ResNet has none of (heads, tokens, frames) is None there.
+which kind it has; what a ResNet lacks (heads, tokens, frames) is None there.
 
 Letters: B batch, N tokens, D width, H heads, L layers, P patch, C channels, K classes.
 """
@@ -20,7 +20,7 @@ Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 
 MOST_PATCHES = 1 << 16
 MOST_RELATIVE = 10_000
-"""Tokens of a model with relative positions, whose table of offsets is as long and as wide."""
+"""Most patches of a model with relative positions, whose table of offsets has a row and a column for each."""
 MOST_STAGES = 16
 
 
@@ -190,7 +190,7 @@ class ViTConfig:
     drop_path: float = 0.0
     """Stochastic depth: the last block's rate; it rises linearly from 0 with depth."""
     patch_drop: float = 0.0
-    """Part of its patches that an image is trained without, others each time (arXiv 2208.07220)."""
+    """Share of its patches that an image is trained without, different ones each time (arXiv 2208.07220)."""
     stem: ResNetConfig | None = None
     """The trunk of a hybrid, whose feature map is cut into patches instead of the image."""
 
@@ -282,7 +282,7 @@ class ViTConfig:
         if self.distilled and (self.pooling != "cls" or self.registers or self.pre_logits):
             raise ModelError("a distilled model pools its class token (cls), without registers or pre_logits")
         if self.patch_drop and self.positions == "relative":
-            raise ModelError("patch_drop can't be used with relative positions, which are of all the patches")
+            raise ModelError("patch_drop can't be used with relative positions, which need all the patches")
         if self.norm_after_pool and self.pooling != "gap":
             raise ModelError(f"norm_after_pool goes with pooling gap, not {self.pooling}")
         if self.positioned_prefix is not None and not 0 <= self.positioned_prefix <= self.prefix:

@@ -1,7 +1,7 @@
 """What a model costs, computed from its configuration alone: parameters, and multiply-adds. No torch.
 
-One FLOP here is one multiply-add, as in DeiT's and torchvision's tables (ViT-B/16: 17.6 GFLOPs). Counted are
-matrix products and convolutions; norms, activations and softmax are left out, as there.
+One FLOP here is one multiply-add, as in DeiT's and torchvision's tables (ViT-B/16: 17.6 GFLOPs). As there,
+matrix products and convolutions are counted; norms, activations and softmax are left out.
 """
 
 from functools import singledispatch
@@ -72,7 +72,7 @@ def _vit_flops(c: ViTConfig) -> int:
 
 
 def _encoder_flops(c: ViTConfig, N: int) -> int:
-    """Return those of the blocks, for so many tokens."""
+    """Return the multiply-adds of the blocks, for N tokens."""
     D = c.width
     attention = 2 * N * N * D
     if c.positions == "relative":
@@ -127,9 +127,8 @@ def _convolutions(c: ResNetConfig, in_channels: int) -> list[tuple[int, int, int
         inner, stride = outputs // 4, 4 * 2**stage
         found.append((inputs, outputs, 1, stride))
         for block in range(depth):
-            entering = (
-                stride // 2 if block == 0 and stage > 0 else stride
-            )  # the 3x3 convolution has the stride
+            # A stage's stride is that of its first 3x3 convolution: the 1x1 before it sees the larger map.
+            entering = stride // 2 if block == 0 and stage > 0 else stride
             found.append((inputs if block == 0 else outputs, inner, 1, entering))
             found += [(inner, inner, 3, stride), (inner, outputs, 1, stride)]
     return found

@@ -37,7 +37,7 @@ TRUNCATED_DEVIATION = 0.87962566103423978
 
 @torch.no_grad()
 def initialize(model: "VisionTransformer") -> None:
-    """Fill every parameter of a ViT as the table says; one without storage (on the meta device) stays so."""
+    """Fill every parameter of a ViT as the table says; a model without storage (meta device) stays empty."""
     if model.patch_embed.proj.weight.is_meta:
         return
     for module in model.modules():
@@ -97,9 +97,9 @@ def _near_identity(width: int) -> Tensor:
 
 
 def _factors(product: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return A and B (D, rank) of like size; A Bᵀ is the product on directions that it stretches much.
+    """Return A and B (D, rank) of equal norm; A Bᵀ is the product on directions that it stretches most.
 
-    Found by power iteration: as good here as singular values, and the start of a large model takes seconds.
+    Found by power iteration: as good here as singular values, and a large model starts within seconds.
     """
     directions = product @ (product.mT @ (product @ torch.randn(len(product), rank)))
     basis = torch.linalg.qr(directions).Q

@@ -1,4 +1,4 @@
-"""Which kernel computes attention, or projects patches: the same value by the way that is fastest.
+"""Which kernel computes attention, or projects patches: the same value in the fastest way.
 
 Letters: B batch, N tokens, D width, H heads, P patch, C channels, (h, w) grid.
 """
@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FEW = 64
-"""Up to so many tokens need no fused kernel on a GPU, where attention is compiled with what is around it."""
+"""Up to this many tokens a GPU needs no fused kernel, if attention is compiled with the code around it."""
 MANY = 320
-"""Up to so many tokens their products fit into a CPU's memory, for every image and head of a batch."""
+"""Up to this many tokens a CPU's memory holds the scores of every image and head of a batch."""
 
 
 def attention(
@@ -25,9 +25,9 @@ def attention(
 ) -> Tensor:
     """Return softmax(QKᵀ · scale + bias) V, each (B, H, N, D/H): equation 7 of the paper's appendix A.
 
-    `cudnn`: its kernels may be taken for gradients in half precision; see `cudnn_attention`. On one H200
-    forward and backward of ViT-B/16 (batch 256, bf16) take 66.1 ms by them, 69.3 by torch's flash attention.
-    Among 64 tokens a block of width 192 takes 2.38 ms written out, and 2.64 fused.
+    `cudnn`: its kernels may be used for gradients in half precision; see `cudnn_attention`. On one H200
+    forward and backward of ViT-B/16 (batch 256, bf16) take 66.1 ms with them, 69.3 with torch's flash
+    attention. With 64 tokens a block of width 192 takes 2.38 ms written out, and 2.64 fused.
 
     In bf16 on a CPU torch's fused kernel is slow: see `written_out`.
     """
@@ -44,7 +44,7 @@ def attention(
 def written_out(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
     """Return attention by two matrix products for each image and head, with all their scores in memory.
 
-    `bias` (B or 1, H or 1, N or 1, N): added to the scores; booleans: keys that are False are not seen.
+    `bias` (B or 1, H or 1, N or 1, N): added to the scores; if boolean, keys that are False are not seen.
 
     On a Zen 5 core, 64 images, three heads of 64, bf16: 197 tokens take 14 ms forward and 52 ms both ways
     instead of 29 and 114, 101 tokens 5 and 14 ms instead of 10 and 64. In float32 the fused kernel wins.
@@ -63,9 +63,9 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | No
 def cudnn_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Return attention by cuDNN's kernels, whose gradients are only right where no row's scores are all low.
 
-    With strongly negative log-sum-exps of the scores its backward pass gave NaN for finite inputs. What all
-    keys have in common adds the same number to all scores of a row, which the softmax does not see: without
-    it, the mean score of every row is 0, so its log-sum-exp at least ln N.
+    With strongly negative log-sum-exps of the scores its backward pass gave NaN for finite inputs. The mean
+    of the keys adds the same number to all scores of a row, which the softmax ignores: without it, the mean
+    score of every row is 0, so its log-sum-exp is at least ln N.
     """
     return torch.ops.aten._scaled_dot_product_cudnn_attention(
         q, centred(k), v, None, True, 0.0, False, False, scale=scale

@@ -1,7 +1,7 @@
 """Token merging (ToMe, arXiv 2210.09461): in each block, patches that are alike go on as one.
 
-Between attention and MLP of a block, R patches join the ones that they are most like, by their keys. What is
-left is fewer tokens, so all that follows is cheaper. No weight changes, and nothing is learned.
+Between attention and MLP of a block, R patches join the ones that they are most like, by their keys. Fewer
+tokens are left, so all that follows is cheaper. No weight changes, and nothing is learned.
 Letters: B batch, N tokens, D width, H heads, R patches that are merged in each block.
 """
 
@@ -32,7 +32,7 @@ class Pairing(NamedTuple):
 
 
 class MergingTransformer(VisionTransformer):
-    """A Vision Transformer that merges some patches in each block, and gives as many tokens as any other."""
+    """A Vision Transformer that merges patches in each block, and still returns a token for every patch."""
 
     def __init__(self, config: ViTConfig, merge: int) -> None:
         super().__init__(config)
@@ -58,12 +58,12 @@ class MergingTransformer(VisionTransformer):
     ) -> Geometry:
         """Return what the attentions need to know; padding, which must be hidden, can't be merged."""
         if mask is not None:
-            raise ModelError("images that are padded can't be merged with others: leave merging out")
+            raise ModelError("patches of padded images can't be merged: leave merging out")
         return super().geometry(mask, grid, kept)
 
 
 def merging(model: Model, merge: int) -> MergingTransformer:
-    """Return the same model, with the same tensors, that merges so many patches in each block."""
+    """Return the same model, with the same tensors, that merges `merge` patches in each block."""
     config = model.config
     if config.kind != "vit":
         raise ModelError("a ResNet has no tokens to merge: leave merging out")
@@ -86,8 +86,8 @@ def merging(model: Model, merge: int) -> MergingTransformer:
 def pair_up(keys: Tensor, prefix: int, merge: int) -> Pairing:
     """Match every second patch with the one of the others that it is most like; merge the best pairs.
 
-    `keys` (B, N, D/H) say what a token has to offer, so what it is like. The prefix takes no part, and at
-    least one patch of either half is left.
+    `keys` (B, N, D/H) tell what a token is like. The prefix takes no part, and at least one patch of either
+    half is left.
     """
     batch, tokens = keys.shape[:2]
     unit = F.normalize(keys[:, prefix:], dim=-1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitreous.models.vit import Block, PatchEmbed
 
 CODES = ("grid_embed", "cosine", "sine", "offsets")
-"""The fixed position codes, of which each kind of positions has its own."""
+"""Names of the fixed position codes; each kind of positions has its own."""
 
 
 class Geometry(NamedTuple):
@@ -62,10 +62,10 @@ class Placed(ImageModel):
     def place(self, x: Tensor, grid: Grid | None = None) -> Tensor:  # (B, N, D) → (B, prefix + N, D)
         """Put the prefix tokens before projected patches, and add the positions (Eq. 1).
 
-        `grid`: how the patches lie, where that is another than the model's: its positions are resampled.
+        `grid`: that of the patches, if it is not the model's: positions are resampled to it.
         """
         placed = self._placed(x, grid)
-        # The residual sums of training are of the type that patches come in: in bf16 half the memory traffic.
+        # In training the residual sums have the type of the patches: bf16 halves the memory traffic.
         return self.pos_drop(placed.to(x.dtype) if self.training else placed)
 
     def _placed(self, x: Tensor, grid: Grid | None) -> Tensor:
@@ -91,7 +91,7 @@ class Placed(ImageModel):
         return torch.cat([*prefix, x], dim=1)
 
     def keep(self, x: Tensor, kept: Tensor) -> Tensor:  # (B, prefix + N, D) → (B, prefix + n, D)
-        """Return the prefix tokens, and of the patches those that are kept (B, n), in that order."""
+        """Return the prefix tokens, followed by the patches that are kept (B, n)."""
         return x.gather(1, self._rows(kept)[..., None].expand(-1, -1, x.shape[-1]))
 
     def _rows(self, kept: Tensor) -> Tensor:  # (B, n) → (B, prefix + n)
@@ -103,7 +103,7 @@ class Placed(ImageModel):
     ) -> Geometry:
         """Return what the attentions need to know besides the tokens, for one forward pass.
 
-        `kept` (B, n): the patches that are there, where not all of them are.
+        `kept` (B, n): the patches that are there, if not all of them are.
         """
         rotation = None
         if self.config.positions == "rope":
@@ -129,7 +129,7 @@ class Placed(ImageModel):
             self.register_buffer(name, code, persistent=False)
 
     def codes(self, grid: Grid) -> dict[str, Tensor]:
-        """Return the fixed position codes of a grid; of another than the model's they are made once."""
+        """Return the fixed position codes of a grid; those of other grids than the model's are cached."""
         if grid == self.config.grid:
             return {name: getattr(self, name) for name in CODES if hasattr(self, name)}
         key = grid, self.patch_embed.proj.weight.device
@@ -157,7 +157,7 @@ class Placed(ImageModel):
 
     @torch.no_grad()
     def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
-        """Cut images, of another size too, into other patches from now on (FlexiViT's resize of filters)."""
+        """Cut images, of this size if given, into other patches from now on (filters: FlexiViT's resize)."""
         size = self.config.image_size if image_size is None else pair(image_size, "image_size")
         new = replace(self.config, patch_size=pair(patch_size, "patch_size"), image_size=size)
         proj = self.patch_embed.proj

@@ -19,7 +19,7 @@ Size = int | tuple[int, int]
 class ImageModel(nn.Module, ABC):
     """Images in, class scores or one vector per image out; `config` says everything about its shape.
 
-    A mask (B, N) is False for patches to ignore, those that only pad an image; None: all count.
+    A mask (B, N) is False for patches to ignore, which only pad an image; None: all count.
     """
 
     merge: int = 0
@@ -62,7 +62,7 @@ class ImageModel(nn.Module, ABC):
 
     @torch.no_grad()
     def reset_classifier(self, num_classes: int) -> None:
-        """Give the model a fresh head of zeros (section 3.2) for so many classes, as timm's does; 0: none."""
+        """Give the model a fresh head of zeros (section 3.2) for this many classes, as timm does; 0: none."""
         self.config: Any = replace(self.config, num_classes=num_classes)
         like = next(self.parameters())
         for path in self.config.classifiers:
@@ -78,8 +78,8 @@ class ImageModel(nn.Module, ABC):
 
     @abstractmethod
     def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
-        """Cut images, of another size too, into other patches from now on."""
+        """Cut images, of this size if given, into other patches from now on."""
 
     @abstractmethod
     def place_tokens(self) -> None:
-        """Compute what follows from the grid and is in no checkpoint; nothing, where nothing does."""
+        """Compute what follows from the grid and is in no checkpoint, if there is anything."""

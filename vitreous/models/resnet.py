@@ -91,7 +91,7 @@ class Stem(nn.Module):
         x = self.conv(x)
         if self.norm is not None:
             x = F.relu(self.norm(x))
-        # BiT pads its pool with zeros, not with -inf: seen where a border is all negative.
+        # BiT pads its pool with zeros, not with -inf: it matters where a border is all negative.
         x = pad_same(x, 3, 2, float("-inf")) if self.same else F.pad(x, (1, 1, 1, 1))
         return F.max_pool2d(x, 3, 2)
 

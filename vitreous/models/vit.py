@@ -54,7 +54,7 @@ class Attention(nn.Module):
         self.scale = self.head_width**-0.5
         self.dropout = config.attention_dropout
         self.cudnn = False
-        """Whether cuDNN's kernels may compute it: for who prepares the model for a GPU to say."""
+        """Whether cuDNN's kernels may compute it: set when the model is prepared for a GPU."""
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
         self.proj = nn.Linear(config.width, config.width)
         self.proj_drop = nn.Dropout(config.dropout)
@@ -141,8 +141,8 @@ class DropPath(nn.Module):
         super().__init__()
         self.used = rate > 0.0
         if self.used:
-            # Tensors, not numbers: one compiled block then serves every depth. On the CPU also where a model
-            # is built without storage, for no file holds them.
+            # Tensors, not numbers: one compiled block then serves every depth. On the CPU even if the model
+            # is built without storage, because no file holds them.
             self.register_buffer("rate", torch.tensor(rate, device="cpu"), persistent=False)
             self.register_buffer("kept", torch.tensor(1.0 - rate, device="cpu"), persistent=False)
 
@@ -168,10 +168,9 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:  # (B, N, D)
-        x = x + self.drop_path(
-            self.ls1(self.attn(self.norm1(x), geometry))
-        )  # z'_l = MSA(LN(z_{l-1})) + z_{l-1}
-        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))  # z_l = MLP(LN(z'_l)) + z'_l
+        # z'_l = MSA(LN(z_{l-1})) + z_{l-1}, then z_l = MLP(LN(z'_l)) + z'_l
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), geometry)))
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
 
 
 class AttentionPool(nn.Module):
@@ -231,13 +230,13 @@ class VisionTransformer(Placed):
         if not self.training or not self.config.patch_drop:
             return self.run_blocks(x, self.geometry(mask))
         if mask is not None:
-            raise ModelError("patches can't be dropped from images that are padded: set patch_drop to 0")
+            raise ModelError("patches can't be dropped from padded images: set patch_drop to 0")
         order = torch.rand(x.shape[0], self.config.patches, device=x.device).argsort(dim=1)
         kept = order[:, : self.config.trained_patches]
         return self.run_blocks(self.keep(x, kept), self.geometry(kept=kept))
 
     def run_blocks(self, x: Tensor, geometry: Geometry) -> Tensor:
-        """Return z_L, normalised, from any of the tokens of z_0 (B, …, D): what is not there is not seen."""
+        """Return z_L, normalised, from all or some of the tokens of z_0 (B, …, D)."""
         for block in self.blocks:
             x = block(x, geometry)
         return self.norm(x)
@@ -317,7 +316,7 @@ class VisionTransformer(Placed):
         return self.head(features[:, 0]), self.head_dist(features[:, 1])
 
     def fresh_classifier(self) -> nn.Module:
-        """Return a new head of zeros, or nothing that stands in for it where there are no classes."""
+        """Return a new head of zeros; an identity if there are no classes."""
         if not self.config.num_classes:
             return nn.Identity()
         layer = nn.Linear(self.config.feature_width, self.config.num_classes)

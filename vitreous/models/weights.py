@@ -1,4 +1,4 @@
-"""A model at rest: tensors under our names, with what is needed to use them. Knows of no file or layout."""
+"""A model at rest: tensors under our names, with what is needed to use them. Knows no file or layout."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from vitreous.models.vit import VisionTransformer
 Model = VisionTransformer | ResNet
 MOST_TENSORS = 20_000
 SLACK = 1 << 20
-"""So many parameters may be missing from a small file, which is then told which they are."""
+"""Parameters that a small file may lack without being refused here: a later error then names them."""
 
 
 @dataclass(kw_only=True)
@@ -28,7 +28,7 @@ class Weights:
     preprocessing: Preprocessing | None = None
     labels: list[str] | None = None
     about: dict[str, Any] = field(default_factory=dict)
-    """What is recorded beside: recipe, results, data fingerprint, licence, calibration."""
+    """What else is recorded: recipe, results, data fingerprint, licence, calibration."""
     notes: list[str] = field(default_factory=list)
     """What was assumed or left out when these were read, for the user to see."""
 
@@ -55,14 +55,14 @@ def build(weights: Weights) -> Model:
 
 
 def require_fit(config: Architecture, tensors: dict[str, Tensor]) -> None:
-    """Refuse to write a model whose layers were changed by hand to what its configuration can't say."""
+    """Refuse to write a model whose layers were changed by hand to what its configuration can't express."""
     with torch.device("meta"):
         expected = {name: tuple(value.shape) for name, value in zoo.build(config).state_dict().items()}
     given = {name: tuple(value.shape) for name, value in tensors.items()}
     if expected != given:
         raise CheckpointError(
             f"a model whose layers were changed can't be saved: {difference(expected, given)}; "
-            "another head is made by model.reset_classifier(N), other sizes by set_image_size"
+            "use model.reset_classifier(N) for another head, set_image_size for another size"
         )
 
 
@@ -76,12 +76,12 @@ def _check_extent(weights: Weights) -> None:
     held, wanted = sum(tensor.numel() for tensor in tensors.values()), cost.parameters(config)
     if wanted > 2 * held + SLACK:
         raise CheckpointError(
-            f"the weights don't fit the model: it has {wanted:,} parameters, they are {held:,} numbers"
+            f"the weights don't fit the model: it has {wanted:,} parameters, the file {held:,} numbers"
         )
 
 
 def difference(expected: dict[str, tuple[int, ...]], given: dict[str, tuple[int, ...]]) -> str:
-    """Say in one line how two sets of tensors differ: missing, left over, of another shape."""
+    """Return in one line how two sets of tensors differ: missing, left over, of another shape."""
     parts = []
     if missing := sorted(expected.keys() - given.keys()):
         parts.append(f"missing {_some(missing)}")

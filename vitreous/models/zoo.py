@@ -167,7 +167,7 @@ def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> "V
 
 
 def build(config: Architecture, initialization: Initialization = "paper") -> "VisionTransformer | ResNet":
-    """Build the model that a configuration describes; only a ViT can start otherwise than the paper's."""
+    """Build the model that a configuration describes; only ViTs can start in another way than the paper's."""
     from vitreous.models.initialize import mimetic
     from vitreous.models.resnet import ResNet
     from vitreous.models.vit import VisionTransformer

@@ -1,8 +1,8 @@
 """Pictures of arrays: numpy in, matplotlib figures out; colour-blind safe, on light and dark. No torch.
 
 `style` has the colours and writes PNG and SVG; `inside` draws what inspection finds, `results` what training
-and evaluation measure, `experiments` what is compared. Text from users (class and file names) goes through
-`label`, never through mathtext.
+and evaluation measure, `experiments` what `reproduce` compares. Text from users (class and file names) goes
+through `label`, never through mathtext.
 """
 
 from vitreous.plot.experiments import curves, dots, position_maps, slopes

@@ -1,4 +1,4 @@
-"""What an experiment compares, drawn: figures by kind, and curves over size or cost. No torch."""
+"""Plots of what an experiment compares: values by kind, and curves over size or cost. No torch."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -12,12 +12,12 @@ from vitreous.plot.inside import tiled
 from vitreous.plot.style import BLUE, HEAT, MARKERS, ORANGE, SERIES, canvas, label, themed, tidy
 
 MARGIN = 0.08
-"""Room beside the lowest and the highest value, as part of their range."""
+"""Room beside the lowest and the highest value, as a share of their range."""
 
 
 @themed
 def dots(groups: Mapping[str, Sequence[float]], xlabel: str, title: str = "") -> Figure:
-    """Draw a share of each seed as a dot and their mean as a stroke, a line for each kind, from the top."""
+    """Draw each seed's value as a dot and their mean as a stroke, with a line for each kind, from the top."""
     figure = canvas(5.6, 1.15 + 0.34 * len(groups))
     axes = tidy(figure.subplots())
     places = np.arange(len(groups))[::-1]
@@ -53,7 +53,7 @@ def curves(
     title: str = "",
     ticks: Sequence[float] = (),
 ) -> Figure:
-    """Draw the mean of each series over a logarithmic axis, and a dot for each (x, y) if there are more."""
+    """Draw the means of each series over a logarithmic axis, and dots if an x has several values."""
     figure = canvas(5.6, 3.6)
     axes = tidy(figure.subplots())
     styles = zip(series.items(), cycle(SERIES), cycle(MARKERS))
@@ -98,7 +98,7 @@ def position_maps(maps: Mapping[str, Mapping[str, np.ndarray]], title: str = "")
 
 @themed
 def slopes(values: Mapping[str, Sequence[Sequence[float]]], ylabel: str, title: str = "") -> Figure:
-    """Draw what each layer's heads do, (L, H), and their mean, for two models over each other."""
+    """Draw each layer's heads (L, H) and their mean, for two models in one plot."""
     figure = canvas(5.6, 3.4)
     axes = tidy(figure.subplots())
     for (name, found), colour, marker in zip(values.items(), (BLUE, ORANGE), MARKERS, strict=False):

@@ -1,4 +1,4 @@
-"""What inspection finds, drawn: figures 6 and 7 of the paper, and what came after it. No torch.
+"""Plots of what inspection finds: figures 6 and 7 of the paper, and later methods. No torch.
 
 Letters: L layers, H heads, (h, w) grid of patches.
 """
@@ -17,14 +17,14 @@ from PIL import Image
 from vitreous.plot.style import BLUE, GRAY, HEAT, MARKERS, ORANGE, SERIES, canvas, label, themed, tidy
 
 OVERLAY = "inferno"
-"""Black where a map is low, so that the picture shows through; lightness alone tells high from low."""
+"""Dark where a map is low, so that the picture shows through; lightness alone tells high from low."""
 TILES = 16
 """Positions along each side whose maps are drawn; a finer grid is drawn in part, evenly."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A reference in a plot by layer: what the values are compared with."""
+    """A reference line in a plot by layer, to compare the values with."""
 
     name: str
     x: np.ndarray
@@ -34,7 +34,7 @@ class Line:
 
 @themed
 def filters(tiles: np.ndarray, about: str) -> Figure:
-    """Draw filters (n, P, P, 1 or 3) in [0, 1], seven a row, as figure 7 (left) of the paper."""
+    """Draw filters (n, P, P, 1 or 3) in [0, 1], seven per row, as in figure 7 (left) of the paper."""
     columns = min(7, len(tiles))
     rows = ceil(len(tiles) / columns)
     figure = canvas(4.8, 4.8 * rows / columns + 0.35)
@@ -42,7 +42,7 @@ def filters(tiles: np.ndarray, about: str) -> Figure:
     for i, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
         _bare(axes)
         if i < len(tiles):
-            axes.spines[:].set(visible=True, alpha=0.3)  # a white tile ends on white paper too
+            axes.spines[:].set(visible=True, alpha=0.3)  # a white tile needs an edge on white paper
             tile = tiles[i][..., 0] if tiles.shape[-1] == 1 else tiles[i]
             axes.imshow(tile, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)  # type: ignore[union-attr]
@@ -78,7 +78,7 @@ def positions(values: np.ndarray, about: str) -> Figure:
 def by_layer(
     values: np.ndarray, ylabel: str, lines: Sequence[Line] = (), top: float | None = None, title: str = ""
 ) -> Figure:
-    """Draw one value a head (L, H) over the layers, and reference lines, as figure 7 (right) of the paper."""
+    """Draw one value per head (L, H) over the layers, with reference lines, as in figure 7 (right)."""
     layers, heads = values.shape
     figure = canvas(5.2, 3.9)
     axes = tidy(figure.subplots())
@@ -140,7 +140,7 @@ def sheet(rows: Mapping[str, Sequence[np.ndarray]]) -> Figure:
     figure = canvas(side * columns, side * (title + tall) * len(rows))
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_axis_off()  # one for all images: each of its own would take longer than all that is in it
+    axes.set_axis_off()  # one for all images: axes of their own would take most of the time
     for i, (name, images) in enumerate(rows.items()):
         middle = (i + 1) * (title + tall) - tall / 2
         axes.text(
@@ -157,9 +157,9 @@ def sheet(rows: Mapping[str, Sequence[np.ndarray]]) -> Figure:
 
 
 def overlay(image: np.ndarray, relevance: np.ndarray) -> np.ndarray:
-    """Return the image, uint8 (H, W, 3), under the map (h, w): gray where it is low, bright where it is high.
+    """Return the image, uint8 (H, W, 3), under the map (h, w): gray where it is low, bright where high.
 
-    The scale is the map's own, from its 10 % to its 99 % quantile: rollout keeps a little of everything.
+    The scale is the map's own, from its 10 % to its 99 % quantile, as rollout is never quite zero.
     """
     low, high = np.quantile(relevance, (0.1, 0.99))
     scaled = np.clip((relevance - low) / max(high - low, 1e-12), 0, 1).astype(np.float32)
@@ -200,7 +200,7 @@ def attention_heads(maps: np.ndarray, start: str) -> Figure:
 
 @themed
 def token_norms(norms: np.ndarray, prefix: Mapping[str, np.ndarray], similarity: np.ndarray) -> Figure:
-    """Draw how long (images x patches of each layer: (L, M)) and how alike (L,) the tokens are."""
+    """Draw how long (M = images x patches, (L, M)) and how alike (L,) the tokens of each layer are."""
     layers = np.arange(1, len(norms) + 1)
     figure = canvas(5.2, 5.6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
@@ -231,7 +231,7 @@ def token_norms(norms: np.ndarray, prefix: Mapping[str, np.ndarray], similarity:
 
 @themed
 def layer_similarity(values: np.ndarray, first: str = "", second: str = "") -> Figure:
-    """Draw the CKA of layers with layers, of one model or of two."""
+    """Draw the CKA between layers, of one model or of two."""
     figure = canvas(5.0, min(7.0, max(2.2, 3.6 * values.shape[0] / values.shape[1])) + 0.5)
     axes = figure.subplots()
     drawn = axes.imshow(values, vmin=0, vmax=1, cmap=HEAT, origin="lower", interpolation="nearest")
@@ -250,7 +250,7 @@ def layer_similarity(values: np.ndarray, first: str = "", second: str = "") -> F
 def deletion(
     removed: np.ndarray, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], random: np.ndarray, ylabel: str
 ) -> Figure:
-    """Draw what is left of the answer as patches go: the most relevant first (above), or last (below)."""
+    """Draw what is left of the answer as patches are removed, most relevant first (above) or last (below)."""
     figure = canvas(5.2, 5.4)
     panels = figure.subplots(2, 1, sharex=True, sharey=True)
     titles = (

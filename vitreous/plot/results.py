@@ -1,4 +1,4 @@
-"""What training and evaluation measure, drawn: curves, confusion, reliability. No torch."""
+"""Plots of what training and evaluation measure: curves, confusion, reliability. No torch."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ COUNTED = 16
 """Classes whose counts fit into the cells."""
 FEW = 30
 BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8}
-"""A figure beside the end of its bar."""
+"""Style of the number beside the end of its bar."""
 
 
 @themed
@@ -28,7 +28,7 @@ def history(
     percent: bool = False,
     logarithmic: bool = False,
 ) -> Figure:
-    """Draw figures over the steps of a run: name → points (step, value); marks where they are few."""
+    """Draw figures over the steps of a run: name → points (step, value), with markers if they are few."""
     figure = canvas(4.8, 3.1)
     axes = tidy(figure.subplots())
     for (name, points), colour, marker in zip(series.items(), SERIES, MARKERS, strict=False):
@@ -111,7 +111,7 @@ def confusion(counts: np.ndarray, labels: Sequence[str]) -> Figure:
 
 @themed
 def reliability(confidence: np.ndarray, accuracy: np.ndarray, count: np.ndarray, error: float) -> Figure:
-    """Draw how often the model is right where it is so sure (bins), and how often it is so sure."""
+    """Draw how often the model is right in each bin of confidence, and how many images are in each."""
     figure = canvas(4.6, 4.4)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     filled = count > 0
@@ -133,7 +133,7 @@ def reliability(confidence: np.ndarray, accuracy: np.ndarray, count: np.ndarray,
 def speeds(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """Draw images per second by implementation: what was timed → rows of `vitreous bench`, one bar each.
 
-    What is of one job has one scale; a thin line reaches from the slowest to the fastest round.
+    Groups of one job share a scale; a thin line reaches from the slowest to the fastest round.
     """
     names = dict.fromkeys(row["name"] for rows in groups.values() for row in rows)
     colours = dict(zip(names, itertools.cycle((*SERIES, GRAY)), strict=False))

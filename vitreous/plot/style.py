@@ -1,4 +1,4 @@
-"""How every picture looks, and how it becomes a file: two themes, one palette, PNG and SVG. No torch."""
+"""How every plot looks, and how it becomes a file: two themes, one palette, PNG and SVG. No torch."""
 
 import functools
 import io
@@ -19,7 +19,7 @@ Theme = Literal["light", "dark"]
 
 INK = {"light": "#1f2431", "dark": "#e5e8ef"}
 PAPER = {"light": "#ffffff", "dark": "#14171d"}
-# Okabe and Ito's, of a lightness that reads on white and on black; told apart by the colour-blind too.
+# After Okabe and Ito: legible on white and on black, and told apart by the colour-blind too.
 BLUE, ORANGE, GREEN, PURPLE, GRAY = "#2b78bd", "#e69500", "#12b38a", "#c25a9c", "#868b94"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE)
 MARKERS = ("o", "s", "^", "D")
@@ -52,12 +52,12 @@ def themed(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
 
 def canvas(width: float, height: float) -> Figure:
-    """Return an empty figure of that size in inches; no window and no global state know of it."""
+    """Return an empty figure of this size in inches, without a window or global state."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def tidy(axes: Axes, *, grid: bool = True) -> Axes:
-    """Take away what carries no information; the grid is of the ink's colour, faint."""
+    """Remove what carries no information; draw a faint grid in the colour of the text."""
     axes.spines[["top", "right"]].set_visible(False)
     if grid:
         axes.grid(alpha=0.15, linewidth=0.8, color=matplotlib.rcParams["text.color"])
@@ -85,10 +85,10 @@ def png(figure: Figure, dpi: int = 144) -> bytes:
 
 
 def svg(figure: Figure, name: str = "figure") -> str:
-    """Return the figure as an SVG element for a page: it takes its ink from the page's text colour.
+    """Return the figure as an SVG element for a page: its ink is the page's text colour.
 
-    Letters are outlines, so that the page needs no font; identifiers start with `name`, so that two figures
-    of a page don't meet.
+    Letters are outlines, so that the page needs no font; identifiers start with `name`, so that those of two
+    figures on a page don't clash.
     """
     data, paper = io.StringIO(), figure.get_facecolor()
     figure.set_facecolor("none")
@@ -111,7 +111,7 @@ def _save(figure: Figure, write: Callable[[Figure], None]) -> None:
         # A script that no installed font has is drawn as boxes: the report's own text still shows it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         write(figure)
-    figure.set_layout_engine("none")  # it stays as it is laid out: another file takes half the time
+    figure.set_layout_engine("none")  # keep this layout: writing a second file takes half the time
 
 
 @functools.cache

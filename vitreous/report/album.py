@@ -1,4 +1,4 @@
-"""Small pictures for pages: of a data set, by split and name, or of what a user gave."""
+"""Small pictures for pages: from a data set, by split and name, or from what a user gave."""
 
 import numpy as np
 from PIL import Image
@@ -17,7 +17,7 @@ MISSING = np.full((65, 65, 3), 128, np.uint8)
 
 
 class Album:
-    """The pictures of an open data set; None: there are none."""
+    """The pictures of an open data set; without one, it has none."""
 
     def __init__(self, dataset: Dataset | None) -> None:
         self.places: dict[tuple[str, str], tuple[Split, int]] = {}

@@ -15,7 +15,7 @@ from vitreous.models import adapt
 from vitreous.predict import Classifier
 
 TOKENS = 1024
-"""Tokens of a batch: bounds the memory, whatever the image size."""
+"""Tokens of a batch at most: bounds the memory, whatever the image size."""
 WITHOUT_TOKENS = 4
 """Images of a batch of a model that has no tokens."""
 
@@ -40,7 +40,7 @@ class ImageBatch:
 
 
 def batches(classifier: Classifier, images: Sequence[NamedImage], own_aspect: bool) -> Iterator[ImageBatch]:
-    """Yield the images in their order, prepared, few enough at a time."""
+    """Yield the images in their order, prepared, in batches of bounded size."""
     config = classifier.model.config
     own_aspect = own_aspect and config.has_attention
 
@@ -59,7 +59,7 @@ def batches(classifier: Classifier, images: Sequence[NamedImage], own_aspect: bo
 
 
 def _at_size(classifier: Classifier, image_size: tuple[int, int]) -> Classifier:
-    """Return the classifier for the size of an image's own aspect, so that next to nothing is cropped."""
+    """Return the classifier for an image size of that aspect, so that next to nothing is cropped."""
     old = classifier.preprocess.preprocessing
     preprocessing = adapt.refit(replace(old, resize="cover", resize_size=None), image_size, old.channels)
     transform = EvaluationTransform(preprocessing, classifier.model.config.step)

@@ -14,7 +14,7 @@ from vitreous.report.document import Gallery, Headline, Report, environment
 from vitreous.report.page import write
 
 TIMES = 5
-"""How many times what the tables show the page does."""
+"""The page shows this many times as many findings as the tables."""
 ROW = 12
 """Outliers under one heading."""
 HEADINGS = {"wrong_labels": "Likely wrong labels", "near_copies": "Copies", "outliers": "Outliers"}
@@ -69,14 +69,14 @@ KINDS = {
 
 
 DOUBTED = (
-    "By a classifier that learned from the other pictures, another class is likelier, and the given one far "
+    "To a classifier that learned from the other pictures, another class is likelier, and the given one far "
     "less likely than is usual for its pictures."
 )
-FAR = "The mean cosine distance to the nearest pictures, which is far from"
+FAR = "The mean cosine distance to the nearest pictures: outliers are above"
 
 
 def _wrong_labels(album: Album, rows: Sequence[dict[str, Any]]) -> list[Gallery]:
-    """Return a gallery for each label that is doubted, in the order of its clearest case."""
+    """Return a gallery for each doubted label, ordered by its clearest case."""
     by_label: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_label.setdefault(row["label"], []).append(row)
@@ -116,7 +116,7 @@ def _outliers(album: Album, rows: Sequence[dict[str, Any]], limit: float | None)
     return [
         Gallery(
             title=f"{some[0][0]} to {some[-1][0]}, the farthest first" if len(rows) > 1 else "the farthest",
-            text=f"{FAR} {limit:.3f} on." if some[0][0] == 1 else "",
+            text=f"{FAR} {limit:.3f}." if some[0][0] == 1 else "",
             images=[
                 (
                     f"distance {row['distance']:.3f}{', labelled ' + row['label'] if row['label'] else ''}: "

@@ -1,4 +1,4 @@
-"""From the rows of `metrics.jsonl` to curves: one picture a figure, training beside validation."""
+"""From the rows of `metrics.jsonl` to curves: one picture per figure, training beside validation."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,13 +26,13 @@ CURVES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         "Neighbours of the same class",
         "images",
         ("knn",),
-        "Of the images, those whose nearest neighbours are of their class; labels only watch.",
+        "Images whose nearest neighbours vote for their class; labels are used for this figure alone.",
     ),
     "effective_rank": (
         "Effective rank of the features",
         "directions",
         ("effective_rank",),
-        "How many directions the features make use of; near 1, all images look the same to the model.",
+        "How many directions the features use; near 1, all images look the same to the model.",
     ),
     "mean_cosine": (
         "How alike images are",
@@ -44,7 +44,7 @@ CURVES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         "The teacher's doubt",
         "entropy",
         ("teacher_entropy",),
-        "Of its answers: high, it has no opinion; near 0, it is sure of one.",
+        "Entropy of its answers: high, it is undecided; near 0, it is sure of one.",
     ),
     "lr": (
         "Learning rate",

@@ -26,7 +26,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Gallery:
-    """One image beside itself seen through some maps."""
+    """Some images with captions under one title, such as an image and its maps."""
 
     title: str
     text: str = ""
@@ -41,14 +41,14 @@ class Mistake:
     truth: str
     answer: str
     probability: float
-    """What the model gave its answer."""
+    """That the model gave to its answer."""
     file: str = ""
     image: np.ndarray | None = None
     """uint8 (H, W, 1 or 3)"""
     seen: np.ndarray | None = None
-    """The same with what spoke for the answer laid over it."""
+    """The same, overlaid with what supported the answer."""
     missed: np.ndarray | None = None
-    """The same with what spoke for the truth."""
+    """The same, overlaid with what supported the truth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Headline:
     name: str
     value: str
     note: str = ""
-    """How sure it is, and from what."""
+    """Its interval, and how many images it is from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,9 @@ class ClassRow:
     label: str
     count: int
     recall: float
-    """Of its images, the share that was recognised."""
+    """The share of its images that was recognised."""
     precision: float | None = None
-    """Of the answers that name it, the share that was right; None where no answer does."""
+    """The share of answers naming it that was right; None if there is no such answer."""
     taken_for: str = ""
     """The class that it was most often taken for."""
 
@@ -102,13 +102,13 @@ class Report:
     summary: Mapping[str, str] = field(default_factory=dict)
     """The other figures that matter, in words: name → text."""
     details: Mapping[str, str] = field(default_factory=dict)
-    """How they came about, small: steps, time, device."""
+    """How they came about, in small print: steps, time, device."""
     advice: Sequence[str] = ()
     """What seems wrong, and what to try."""
     metrics: Sequence[Mapping[str, Any]] = ()
     """Rows of `metrics.jsonl`: step, and either split with loss, accuracy, …, or train_loss, val_loss, …"""
     split: str = ""
-    """What confusion, reliability, mistakes and classes were measured on."""
+    """The split that confusion, reliability, mistakes and classes were measured on."""
     labels: Sequence[str] = ()
     confusion: np.ndarray | None = None
     """Counts (truth, answer)."""
@@ -175,7 +175,7 @@ def said(name: str) -> str:
 
 
 def warn_left_out(what: str, why: object) -> str:
-    """Say on the console that a part is missing, and return the sentence for the report."""
+    """Warn on the console that a part is missing, and return the sentence for the report."""
     sentence = f"{what} left out: {why}"
     console.warn(sentence)
     return sentence

@@ -1,4 +1,4 @@
-"""The report of an evaluation: what `vitreous evaluate` measured, with the images that it was wrong about."""
+"""The report of an evaluation: what `vitreous evaluate` measured, with images that the model got wrong."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +31,7 @@ from vitreous.report.observe import findings
 from vitreous.report.page import write
 
 LOOKED_AT = 8
-"""Images of the split whose attention is looked at."""
+"""Images of the split whose attention is shown."""
 NAMES = {
     "top5": "top-5 accuracy",
     "ece": "calibration error",
@@ -72,7 +72,7 @@ def write_evaluation(
 
 
 def from_evaluation(document: dict[str, Any], data: Dataset | None = None, command: str = "") -> Report:
-    """Build the report of a document of `vitreous evaluate`, which names its checkpoint, data and split."""
+    """Build the report from the document of `vitreous evaluate`, which names checkpoint, data and split."""
     shown = {name: document[name] for name in FIRST if isinstance(document.get(name), int | float)}
     first = headline(document, str(document.get("split") or ""))
     source = str(document.get("checkpoint", "evaluation"))
@@ -117,11 +117,11 @@ def headline(figures: Mapping[str, Any], split: str) -> Headline | None:
 
 
 def measured(report: Report, document: dict[str, Any]) -> None:
-    """Add what a document says of a split: confusion, reliability and classes."""
+    """Add what a document says about a split: confusion, reliability and classes."""
     rows = document.get("per_class") or []
     report.split = str(document.get("split") or report.split)
     report.labels = document.get("labels") or [row["label"] for row in rows] or report.labels
-    if np.ndim(document.get("confusion") or 0) == 2:  # of several labels per image each has its own matrix
+    if np.ndim(document.get("confusion") or 0) == 2:  # with several labels per image, each has its own
         report.confusion = np.array(document["confusion"], np.int64)
         report.per_class = class_rows(report.confusion, report.labels)
     elif rows:
@@ -148,7 +148,7 @@ def look(report: Report, classifier: Classifier, split: Split, document: dict[st
         try:
             picked.append(NamedImage(split.name(int(i)), split.read(int(i), channels)))
         except DataError:
-            continue  # the evaluation has named it
+            continue  # the evaluation has reported it
     report.pictures, notes = inside(classifier, picked)
     if not classifier.labels:
         report.pictures = [*features.pictures(classifier, split), *report.pictures]
@@ -162,7 +162,7 @@ def inside(classifier: Classifier, picked: list[NamedImage]) -> tuple[list[Pictu
 
 
 def mistakes(classifier: Classifier, split: Split, worst: list[dict[str, Any]]) -> list[Mistake]:
-    """Return the worst mistakes with their images, and what spoke for the answer and for the truth."""
+    """Return the worst mistakes with their images, and what supported the answer and the truth."""
     found = []
     channels = classifier.preprocess.preprocessing.channels
     for row in worst:
@@ -173,7 +173,7 @@ def mistakes(classifier: Classifier, split: Split, worst: list[dict[str, Any]]) 
             asked = [_number(row[name], classifier.labels) for name in ("guess", "truth")]
             seen, missed = (plot.overlay(image, each) for each in _maps(classifier, prepared, asked))
         except (DataError, IndexError):
-            pass  # the data has moved since: names are left
+            pass  # the data has moved since: show names only
         found.append(
             Mistake(
                 truth=_label(row["truth"], classifier.labels),

@@ -15,7 +15,7 @@ from vitreous.predict import Classifier
 from vitreous.report.document import Picture
 
 COMPARED = 1000
-"""Images among which neighbours are looked for."""
+"""Images among which neighbours are searched."""
 ASKED, NEAREST = 6, 6
 """Images that are shown, and how many neighbours of each."""
 BATCH = 64
@@ -29,7 +29,7 @@ def pictures(classifier: Classifier, split: Split) -> list[Picture]:
         try:
             prepared.append(classifier.prepare(split.read(int(index), channels)))
         except DataError:
-            continue  # the evaluation has named it
+            continue  # the evaluation has reported it
     if len(prepared) <= NEAREST:
         return []
     asked = np.linspace(0, len(prepared) - 1, ASKED).round().astype(int)
@@ -54,7 +54,7 @@ def pictures(classifier: Classifier, split: Split) -> list[Picture]:
         Picture(
             title="Nearest neighbours",
             png=plot.png(similar, dpi=96),
-            how=f"An image, then those of {len(prepared):,} that are most like it to the model.",
+            how=f"Each row is an image, then those of {len(prepared):,} that the model finds most like it.",
         ),
         Picture(
             title="What patches are like",
@@ -66,7 +66,7 @@ def pictures(classifier: Classifier, split: Split) -> list[Picture]:
 
 
 def neighbours(vectors: Tensor, asked: np.ndarray) -> Tensor:  # (N, D) → (asked, 1 + NEAREST)
-    """Return for each image that is asked about itself, and its nearest neighbours by cosine."""
+    """Return, for each row in `asked`, that row itself and its nearest neighbours by cosine."""
     chosen = torch.from_numpy(asked)
     similarity = vectors[chosen] @ vectors.T
     similarity[torch.arange(len(chosen)), chosen] = 2.0  # itself first, before copies of it

@@ -21,7 +21,7 @@ from vitreous.report.observe import CNN, Findings, ImageFindings, InspectOptions
 from vitreous.report.page import write
 
 MOST = 24
-"""Images of a folder that are looked at: each gets a row of pictures."""
+"""Images of a folder that are used, at most: each gets a row of pictures."""
 
 
 class Drawing(NamedTuple):
@@ -62,7 +62,7 @@ def inspect(
 
 
 def read(images: Sequence[str | Path], classifier: Classifier) -> list[NamedImage]:
-    """Decode the images, those of a folder too; a bad one is named and left out."""
+    """Decode the images, those of a folder too; a bad one is reported and left out."""
     channels = classifier.preprocess.preprocessing.channels
     paths: list[Path] = []
     for each in map(Path, images):
@@ -81,13 +81,13 @@ def read(images: Sequence[str | Path], classifier: Classifier) -> list[NamedImag
 
 
 def _inside(folder: Path) -> list[Path]:
-    """Return the images in a folder and in those below it; of many, some from all over."""
+    """Return the images in a folder and its subfolders; of many, some, evenly spread."""
     if not folder.is_dir():
         return []
     found = sorted(path for path in folder.rglob("*") if path.is_file() and why_not(path.name) is None)
     if len(found) <= MOST:
         return found
-    console.note(f"{folder}: {MOST} of its {len(found):,} images are looked at, from all over")
+    console.note(f"{folder}: {MOST} of its {len(found):,} images are used, evenly spread")
     return [found[number * len(found) // MOST] for number in range(MOST)]
 
 
@@ -107,8 +107,8 @@ def draw(found: Findings, name: str = "", other: str = "") -> Iterator[Drawing]:
                 found.map_scores.random,
                 found.map_scores.about,
             ),
-            f"What the model still says as patches leave, mean of {_images(found.map_scores.images)}: a "
-            "map that falls no faster than random order (above) names patches that don't matter.",
+            f"The answer as patches are removed, mean of {_images(found.map_scores.images)}: a map that "
+            "falls no faster than random order (upper plot) marks patches that don't matter.",
         )
 
 
@@ -126,8 +126,8 @@ def _of_weights(found: Findings) -> Iterator[Drawing]:
             "positions",
             "Position similarity",
             plot.positions(found.positions.values, found.positions.about),
-            "Each tile is one patch and shows which places it takes for near: bright spots at the tile's own "
-            "place, rows and columns mean that the model knows the grid (figure 7, centre).",
+            "Each tile is one patch and shows which positions resemble its own: bright spots at the tile's "
+            "own place, rows and columns mean that the model knows the grid (figure 7, centre).",
         )
 
 
@@ -155,7 +155,7 @@ def _of_layers(found: Findings, name: str, other: str) -> Iterator[Drawing]:
             "layers",
             "Layers compared",
             plot.layer_similarity(found.cka),
-            "Bright blocks are runs of layers that say much the same (linear CKA over patches).",
+            "Bright blocks are runs of layers with much the same features (linear CKA over patches).",
         )
     if found.compared is not None:
         yield Drawing(
@@ -174,7 +174,7 @@ def _of_images(found: Findings) -> Iterator[Drawing]:
             "What it looks at",
             plot.gallery(rows),
             f"Bright is what reaches the {found.start or 'answer'} through all layers (figure 6); the maps "
-            "for a class count only what speaks for it.",
+            "for a class count only what supports it.",
         )
     for number, each in enumerate(found.images[:HEADS_OF], 1):
         if each.heads is not None:
@@ -190,7 +190,7 @@ def _of_images(found: Findings) -> Iterator[Drawing]:
             "Tokens by layer",
             plot.token_norms(found.norms, found.prefix_norms, found.similarity),
             "A longest patch far above the rest is an artefact token, which registers remove; similarity "
-            "near 1 means that the patches have become one.",
+            "near 1 means that all patches have become alike.",
         )
 
 
@@ -263,7 +263,7 @@ def _gallery(found: ImageFindings) -> Gallery:
 
 
 def _title(found: ImageFindings) -> str:
-    """Return what the model says, as predict would; of a model without classes, the file."""
+    """Return the model's answer, as predict would; for a model without classes, the file name."""
     if found.prediction is None:
         return Path(found.name).name
     labels = found.prediction.labels

@@ -12,14 +12,14 @@ from vitreous.report.batches import ImageBatch
 
 @dataclass(frozen=True)
 class MapScores:
-    """What the model still says as patches leave in the order of a map, means over images."""
+    """The model's answer as patches are removed in the order of a map, mean over images."""
 
     removed: np.ndarray
-    """(S,) share of the patches that is gone."""
+    """(S,) share of the patches that is removed."""
     curves: dict[str, tuple[np.ndarray, np.ndarray]]
-    """Of each map: the most relevant patches leave first (deletion), or last (insertion), each (S,)."""
+    """For each map, the most relevant patches removed first (deletion) or last (insertion), each (S,)."""
     random: np.ndarray
-    """(S,) in random order."""
+    """(S,) patches removed in random order."""
     about: str
     images: int
 
@@ -27,7 +27,7 @@ class MapScores:
 def score(
     batch: ImageBatch, maps: Sequence[dict[str, np.ndarray]], classes: Sequence[int] | None
 ) -> MapScores:
-    """Score the maps of the first images of a batch; `classes` (None: no classes) are asked about."""
+    """Score the maps of the first images of a batch, for these classes (None: the model has none)."""
     count, model = len(maps), batch.classifier.model
     asked = None if classes is None else torch.tensor(classes)
     names = list(maps[0])

@@ -1,4 +1,4 @@
-"""The little Markdown of a model card as HTML: headings, paragraphs, lists, tables, code; escaped."""
+"""The simple Markdown of a model card as HTML: headings, paragraphs, lists, tables, code; escaped."""
 
 import re
 from html import escape

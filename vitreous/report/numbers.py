@@ -109,7 +109,7 @@ def _image(found: ImageFindings, *, heads: bool) -> dict[str, Any]:
 
 
 def _answer(prediction: Prediction | None) -> dict[str, Any]:
-    """Return what `vitreous predict --json` says of an image, but for its file."""
+    """Return what `vitreous predict --json` says about an image, except its file."""
     if prediction is None:
         return {"label": None, "top": []}
     return {name: value for name, value in prediction.to_dict().items() if name != "file"}

@@ -1,6 +1,6 @@
 """What can be found out about a classifier and some images, as arrays; nothing is drawn or written.
 
-Only what is shown is kept: layers are streamed, and of images beyond the shown ones only means remain.
+Only what is shown is kept: layers are streamed, and images beyond the shown ones only enter the means.
 Letters: L layers, H heads, (h, w) grid.
 """
 
@@ -32,7 +32,7 @@ CNN = "BiT-R50x1"
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
-    """How to look."""
+    """How to inspect."""
 
     fusion: relevance.Fusion = "mean"
     discard: float = 0.0
@@ -53,7 +53,7 @@ class ImageFindings:
     prediction: Prediction | None = None
     """As `vitreous predict` gives it; None for a model without classes."""
     target: str | None = None
-    """The class that the gradients are asked about."""
+    """The class that the gradients explain."""
     maps: dict[str, np.ndarray] = field(default_factory=dict)
     artefacts: list[list[int]] = field(default_factory=list)
     """Rows and columns of patches that are far longer than the others."""
@@ -70,10 +70,10 @@ class Findings:
     images: list[ImageFindings] = field(default_factory=list)
     """Those that are shown."""
     count: int = 0
-    """All that were looked at."""
+    """How many were used, shown or not."""
     distance: np.ndarray | None = None
     uniform_distance: float = 0.0
-    """The distance of attention that looks everywhere alike."""
+    """The distance of uniform attention."""
     entropy: np.ndarray | None = None
     norms: np.ndarray | None = None
     """(L, images x patches)"""
@@ -92,7 +92,7 @@ def findings(
     options: InspectOptions | None = None,
     other: Classifier | None = None,
 ) -> Findings:
-    """Look at a classifier through some images, and beside another one where given."""
+    """Inspect a classifier with some images, and compare it with another one if given."""
     options = options or InspectOptions()
     model = classifier.model
     found = Findings(
@@ -145,7 +145,7 @@ def _observe(
             if other is not None:
                 theirs += _features(other, batch.sources, cells, options.own_aspect)
         for each in observed:
-            each.features, each.heads = [], None  # what is shown was taken; of the rest, means remain
+            each.features, each.heads = [], None  # what is shown was taken; only means remain
         all_observed += observed
     found.images, found.count = found.images[:SHOWN], len(all_observed)
     _average(found, all_observed)
@@ -235,7 +235,7 @@ def _stacked(images: list[list[np.ndarray]]) -> list[Tensor]:
 
 
 def _cells(classifier: Classifier, other: Classifier | None) -> tuple[int, int]:
-    """Return a grid that no layer of either model is coarser than, of 8 by 8 cells at most."""
+    """Return a grid at most as fine as either model's, of 8 by 8 cells at most."""
     grids = [(8, 8), *(each.model.config.grid for each in (classifier, other) if each is not None)]
     height, width = (min(sides) for sides in zip(*grids, strict=True))
     return (height, width) if height * width >= 4 else (2, 2)

@@ -1,6 +1,6 @@
-"""A report as one HTML file: no network, no script, images inside, light and dark, phone and paper.
+"""A report as one HTML file: no network, no script, images inside; for light, dark, phone and paper.
 
-Every word that comes from outside is escaped, and a content security policy forbids what slips through.
+Every text from outside is escaped, and a content security policy blocks what slips through.
 """
 
 import base64
@@ -36,7 +36,7 @@ def write(path: Path, report: Report) -> Path:
 
 
 def fitted(report: Report, largest: int = LARGEST) -> str:
-    """Return the page; where it would be too large, with fewer images, saying so."""
+    """Return the page; if it would be too large, with fewer images and a note that says so."""
     page = render(report)
     whole = _shown(report)
     while len(page.encode()) > largest and any(_shown(report)):
@@ -142,7 +142,7 @@ def _pictures(pictures: Sequence[Picture]) -> str:
 
 def _picture(picture: Picture) -> str:
     if picture.svg:
-        # The drawing is ours, its words are outlines: nothing of it can be a tag from outside.
+        # The drawing is ours and its words are outlines: no tag from outside can be in it.
         drawn = picture.svg.replace("<svg", f'<svg role="img" aria-label="{escape(picture.title)}"', 1)
     else:
         data = base64.b64encode(picture.png).decode()
@@ -173,7 +173,7 @@ def _reliability(report: Report) -> str:
     if bins is None:
         return ""
     drawn = plot.svg(plot.reliability(bins.confidence, bins.accuracy, bins.count, bins.error), "reliability")
-    how = "How many it got right of the images it is so sure about; below the diagonal it is too sure."
+    how = "How often the model is right when it is this confident; below the diagonal it is overconfident."
     return _pictures([Picture(title="Confidence and accuracy", svg=drawn, how=how)])
 
 
@@ -191,7 +191,7 @@ def _mistakes(mistakes: Sequence[Mistake]) -> str:
     if not shown:
         return ""
     how = (
-        "<p class=soft>Beside each image: what spoke for the answer, then what spoke for the true class "
+        "<p class=soft>Beside each image: what supported the answer, then what supported the true class "
         "(maps weighted by the class's gradient).</p>"
         if any(each.seen is not None for each in mistakes)
         else ""

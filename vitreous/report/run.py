@@ -13,7 +13,7 @@ from vitreous.report.page import write
 from vitreous.training import journal
 
 DETAILS = ("seconds", "start_seconds", "images_per_second", "waited_for_data", "bottleneck", "step", "steps")
-"""What is said first of how a run came about."""
+"""What comes first of how a run came about."""
 
 
 def write_run(folder: Path, data: Dataset | None = None, classifier: Classifier | None = None) -> Path:
@@ -25,8 +25,8 @@ def from_run(folder: Path, data: Dataset | None = None, classifier: Classifier |
     """Build the report of a run folder; without `data`, the data set that the run names is opened.
 
     Read, where present: `config.json`, `metrics.jsonl`, `results.json`, `evaluation.json` (everything that
-    was measured), `check.json`, `model_card.md`, and `best.safetensors` where no `classifier` is given: the
-    model shows what it looks at, and is not evaluated again.
+    was measured), `check.json`, `model_card.md`, and `best.safetensors` if no `classifier` is given: the
+    model is used to show what it looks at, and is not evaluated again.
     """
     config, evaluation = _json(folder / "config.json"), _json(folder / "evaluation.json")
     results, card = _json(folder / "results.json"), folder / "model_card.md"
@@ -52,7 +52,7 @@ def from_run(folder: Path, data: Dataset | None = None, classifier: Classifier |
         painted = Picture(
             title="What is seen, and what the model makes of it",
             png=(folder / "preview.png").read_bytes(),
-            how="Images that it did not learn from. What is hidden from it is gray; it fills that in.",
+            how="Images that it did not learn from. What is hidden from the model is gray; it fills that in.",
         )
         report.pictures = [painted, *report.pictures]
     return report
@@ -79,7 +79,7 @@ def _look(
 
 
 def _summary(results: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, str]:
-    """Say the figures of each split in words, but for the one that the page begins with."""
+    """Return the figures of each split in words, except the one that the page begins with."""
     summary: dict[str, str] = {}
     measured_on, first = evaluation.get("split"), chosen(evaluation)
     for split in ("test", "val"):
@@ -96,7 +96,7 @@ def _summary(results: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, s
 
 
 def _details(results: dict[str, Any]) -> dict[str, str]:
-    """Say how a run came about: time, speed, steps, hardware."""
+    """Return how a run came about: time, speed, steps, hardware."""
     shown = {name: results[name] for name in DETAILS if name in results}
     shown |= {name: value for name, value in results.items() if name not in shown}
     if shown.get("ranks") == 1:
@@ -114,7 +114,7 @@ def _command(config: dict[str, Any]) -> str:
 
 
 def _settings(config: dict[str, Any]) -> dict[str, str]:
-    """Return the options of a run by name, nested ones as `plan.lr`; those that were chosen say why."""
+    """Return the options of a run by name, nested ones as `plan.lr`; automatic choices say why."""
     flat: dict[str, str] = {}
     reasons = config.get("plan", {}).get("reasons", {})
 

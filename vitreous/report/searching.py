@@ -22,7 +22,7 @@ def write_search(
     about, album, notes = bank.about["data"], Album(None), []
     try:
         album = Album(open_any(about["source"], about.get("data_root")))
-    except VitreousError as error:  # the data has moved since: names and similarities are left
+    except VitreousError as error:  # the data has moved since: show names and similarities only
         notes.append(warn_left_out("pictures of the index", error))
     report = Report(
         title="Nearest pictures",

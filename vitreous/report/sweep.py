@@ -1,4 +1,4 @@
-"""The page of `train --find-lr`: the curve, what it suggests, and what that is worth."""
+"""The page of `train --find-lr`: the curve, what it suggests, and how far to trust that."""
 
 from pathlib import Path
 from typing import Any

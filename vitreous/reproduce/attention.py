@@ -31,10 +31,10 @@ IMAGES, SHOWN = 64, 6
 LOCAL = 0.2
 """The least correlation of similarity with nearness that counts as a structure."""
 MARGIN = 0.02
-"""What two halves of the layers differ by at least, of the distance of attention that looks everywhere alike,
-for one to look further than the other."""
+"""The least difference between the two halves of the layers that counts, as a share of the distance of
+uniform attention."""
 SPREAD = 0.25
-"""The least range of the first layer's heads, of the distance of attention that looks everywhere alike."""
+"""The least range of the first layer's heads, as a share of the distance of uniform attention."""
 
 
 def points(scale: Scale) -> list[Point]:

@@ -21,7 +21,7 @@ LEAST = 2.0
 
 
 def points(scale: Scale) -> list[Point]:
-    """Return each family in several sizes, all for as many epochs."""
+    """Return each family in several sizes, all trained for the same number of epochs."""
     return [
         point(
             family,
@@ -36,7 +36,7 @@ def points(scale: Scale) -> list[Point]:
 
 
 def judge(rows: Sequence[Row]) -> list[Finding]:
-    """Compare what ViT and BiT take for the accuracy that both reach; the hybrids are only told."""
+    """Compare what ViT and BiT take for the accuracy that both reach; hybrids are only reported."""
     lines = {family: line(found) for family, found in by(rows, "family").items()}
     goal = min(max(accuracy for _, accuracy in lines[family]) for family in ("ViT", "BiT"))
     vit, bit, hybrid = (reach(lines[family], goal) for family in ("ViT", "BiT", "hybrid"))
@@ -59,7 +59,7 @@ def line(rows: Sequence[Row]) -> list[tuple[float, float]]:
 
 
 def reach(line: Sequence[tuple[float, float]], goal: float) -> float | None:
-    """Return the compute at which a family reaches an accuracy, on lines over log(compute)."""
+    """Return the compute at which a family reaches an accuracy, interpolated over log(compute)."""
     for i, (cost, accuracy) in enumerate(line):
         if accuracy >= goal:
             if i == 0:

@@ -1,4 +1,4 @@
-"""A lecture's practice: a small ViT on MNIST, and what its parts are for (the paper's D.3 and D.4 in small).
+"""A lecture's exercise: a small ViT on MNIST, and what its parts are for (the paper's D.3 and D.4 in small).
 
 The lecture (width 64, patch 4, 4 heads, 2 layers, batch 256, 10 epochs, lr 0.001, dropout, weight decay): at
 least 98 %, without positions 68 %. The paper, table 8: any positions beat none; figure 9: the class token and
@@ -25,7 +25,7 @@ KINDS = {
 }
 LECTURE = {"batch_size": 256, "lr": 1e-3, "epochs": 10}
 EVEN = {"schedule": "constant", "warmup": 0.0}
-"""At a constant rate the first epoch of a long run is a run of one epoch: both have the same order."""
+"""At a constant rate the first epoch of a long run equals a run of one epoch: both have the same order."""
 GOAL = 0.98
 
 

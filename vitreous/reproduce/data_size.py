@@ -50,7 +50,7 @@ def judge(rows: Sequence[Row]) -> list[Finding]:
 
 
 def cross(vit: Sequence[Row], bit: Sequence[Row]) -> float | None:
-    """Return how many images the ViT needs to be as good, on lines between the means over log(images)."""
+    """Return how many images the ViT needs to be as good, interpolated over log(images), if at all."""
     sizes = sorted({row["images"] for row in vit})
     ahead = [mean(where(vit, images=size)) - mean(where(bit, images=size)) for size in sizes]
     for i in range(len(sizes) - 1):

@@ -28,10 +28,10 @@ class Scale:
     """An experiment's setting at one scale."""
 
     data: str | None = None
-    """What it learns from where nobody says otherwise; None: what people must bring, as `needs` says."""
+    """What it learns from by default; None: `needs` says what must be given."""
     needs: str = ""
     at_hand: str | None = None
-    """A named data set that is taken instead where `--data-root` has it."""
+    """A named data set that is taken instead if `--data-root` has it."""
     cost: str
     """How long it takes, and where: measured, or estimated."""
     image_size: int
@@ -41,7 +41,7 @@ class Scale:
     shape: Mapping[str, Any] = field(default_factory=dict)
     """Fields of every model's configuration."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """What the experiment varies, by its own names."""
+    """What the experiment varies, under names of its own."""
 
     def on(self, data: str) -> "Scale":
         """Return the same setting for other data."""
@@ -62,21 +62,21 @@ class Point:
 
     name: str
     columns: Mapping[str, Any]
-    """What tells its row from the others."""
+    """What distinguishes its row from the others."""
     verb: Literal["train", "finetune", "pretrain", "distill"] = "train"
     options: Mapping[str, Any] = field(default_factory=dict)
     shape: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
     """The point whose model is fine-tuned, or teaches; it comes earlier in the list."""
     images: int | None = None
-    """Use at most so many training images."""
+    """Use at most this many training images."""
     half: Literal["first", "second"] | None = None
     """Use only images of one half of the classes."""
     measure: Callable[[Path], Row] | None = None
-    """Further figures, from the folder of the run that has ended."""
+    """Further figures, measured in the folder of the finished run."""
 
     def settings(self) -> Row:
-        """Return what makes it the run that it is, as plain values."""
+        """Return what defines the run, as plain values."""
         names = ("verb", "source", "images", "half")
         kept = {name: value for name in names if (value := getattr(self, name)) is not None}
         return {**kept, "options": dict(self.options), "shape": dict(self.shape)}
@@ -92,7 +92,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A claim of the paper, and how it is tried."""
+    """A claim of the paper, and how it is tested."""
 
     name: str
     source: str
@@ -104,12 +104,12 @@ class Experiment:
     points: Callable[[Scale], list[Point]]
     judge: Callable[[Sequence[Row]], list[Finding]]
     draw: Callable[[Sequence[Row]], dict[str, Figure]]
-    """File names and pictures; `plot` is the one that shows the claim."""
+    """From the rows to figures by file name; `plot` is the one that shows the claim."""
     shown: Sequence[str] = ()
-    """Figures of a row that stand in the table, beside its columns and the usual ones."""
+    """Figures of a row that the table shows, beside its columns and the usual ones."""
 
     def setting(self, scale: ReproduceScale, data: str | None) -> Scale:
-        """Return the setting at a scale, on the data that is given, else on its own."""
+        """Return the setting at a scale, on the given data or else on its own."""
         found = self.scales[scale]
         if data is None and found.data is None:
             raise OptionError(f"{self.name} --scale {scale} needs {found.needs}: name it with --data")

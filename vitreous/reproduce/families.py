@@ -1,4 +1,4 @@
-"""The paper's three families at one size, for experiments that put them side by side."""
+"""The paper's three families at one size, for experiments that compare them."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from vitreous.reproduce.settings import SMALL_SHAPE
 Shape = dict[str, Any]
 
 ROOT = 4
-"""Pixels of a cell of a ResNet's root: the patch of a ViT that sees as many tokens as a hybrid."""
+"""Pixels along a cell of a ResNet's root: the patch size at which a ViT has as many tokens as a hybrid."""
 
 
 def small(width: int) -> dict[str, Shape]:
@@ -24,7 +24,7 @@ def small(width: int) -> dict[str, Shape]:
 
 
 def point(family: str, shape: Shape, scale: Scale, **about: Any) -> Point:
-    """Return the point of one family: its variant of the scale, reshaped, on images of the scale's size."""
+    """Return the point of one family: the scale's variant of it, reshaped, on images of the scale's size."""
     options = {**scale.options, "model": scale.values["models"][family], "image_size": (scale.image_size,)}
     patch = {"ViT": {"patch_size": (scale.patch_size,)}, "hybrid": scale.values.get("hybrid", {})}
     options |= patch.get(family, {})

@@ -1,4 +1,4 @@
-"""What rows say together: means over seeds, differences beside their noise. Every rule is built of these."""
+"""What rows show together: means over seeds, differences and their noise. Every rule is built from these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ def gap(better: Sequence[Row], worse: Sequence[Row]) -> Gap:
     """Return the difference of two points' accuracy.
 
     A point's variance is that of a share of its test images, which every seed shares, and with several seeds
-    also that of their mean. Both points have the same test images: what is paired in them is not used, so
-    that the noise is rather too large than too small.
+    also that of their mean. Both points have the same test images, but pairing is not used, so the noise is
+    rather too large than too small.
     """
     return Gap(mean(better) - mean(worse), 2 * sqrt(_variance(better) + _variance(worse)))
 

@@ -1,4 +1,4 @@
-"""Position similarities of a run's model, as rows keep them, and how local they are."""
+"""Position similarities of a run's model, rounded for its row, and how local they are."""
 
 from pathlib import Path
 
@@ -21,8 +21,8 @@ def similarity(run: Path) -> Row:
 
 
 def locality(values: np.ndarray) -> float:
-    """Return the correlation of similarity with nearness over all pairs of places: 1 where the nearer are
-    always the more alike, 0 where places mean nothing."""
+    """Return the correlation of similarity with nearness over all pairs of places: 1 if similarity falls
+    linearly with distance, 0 if it does not depend on it."""
     grid = values.shape[:2]
     places = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), axis=-1).reshape(-1, 2)
     apart = np.linalg.norm(places[:, None] - places[None], axis=-1)

@@ -14,9 +14,9 @@ from vitreous.options import from_keywords
 from vitreous.reproduce.experiment import Point, Row
 
 PASSES = 3
-"""A step costs a forward pass and a backward pass of twice as much."""
+"""Cost of a step in forward passes: one forward, and a backward of twice as much."""
 MEASURED = "measured.json"
-"""Beside a run's own results: what the experiment measured of its model."""
+"""The file beside a run's own results with what the experiment measured of its model."""
 
 
 def folder_of(experiment: Path, name: str, seed: int) -> Path:
@@ -30,7 +30,7 @@ def is_done(point: Point, run: Path) -> bool:
 
 
 def execute(point: Point, experiment: Path, data: str, seed: int, options: ReproduceConfig) -> None:
-    """Make the run of a point, or go on with it, and measure its model."""
+    """Start or resume the run of a point, and measure its model."""
     run = folder_of(experiment, point.name, seed)
     if not (run / "results.json").exists():
         with _notes(run.with_name(f"{run.name}.log")):
@@ -41,7 +41,7 @@ def execute(point: Point, experiment: Path, data: str, seed: int, options: Repro
 
 @contextmanager
 def _notes(path: Path) -> Iterator[None]:
-    """Keep what a run says on its way in a file: an experiment of ten runs would say too much."""
+    """Send a run's messages to a file: those of ten runs would be too many for the terminal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file, redirect_stderr(file):
         yield
@@ -74,7 +74,7 @@ def _train(
 
 
 def row_of(point: Point, experiment: Path, data: str, seed: int) -> Row:
-    """Return the row of a point that is done, from what its run wrote down."""
+    """Return the row of a finished point, from what its run recorded."""
     run = folder_of(experiment, point.name, seed)
     results, plan = _read(run / "results.json"), _read(run / "config.json")["plan"]
     model = architecture.from_dict(plan["architecture"])

@@ -1,4 +1,4 @@
-"""Table 8 of the paper: does it matter how the model knows where a patch is?
+"""Table 8 of the paper: does it matter how positions are encoded?
 
 ViT-B/16, 5-shot linear on ImageNet: no positions 61.4 %, 1D 64.2 %, 2D 64.0 %, relative 64.0 %. "While there
 is a large gap between the performances of the model with no positional embedding and models with positional
@@ -18,7 +18,7 @@ KINDS = {"none": "none", "1D": "learned", "2D": "learned2d", "relative": "relati
 
 
 def points(scale: Scale) -> list[Point]:
-    """Return the same model four times, each with another kind of positions."""
+    """Return the same model four times, with different kinds of positions."""
     return [
         Point(
             name=name,

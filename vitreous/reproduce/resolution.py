@@ -3,8 +3,8 @@
 "It is often beneficial to fine-tune at higher resolution than pre-training […]. When feeding images of higher
 resolution, we keep the patch size the same, which results in a larger effective sequence length. […] We
 therefore perform 2D interpolation of the pre-trained position embeddings, according to their location in the
-original image." The paper gives no figure of its own for it; its models are pre-trained at 224 and fine-tuned
-at 384 to 518.
+original image." The paper has no separate measurement of this; its models are pre-trained at 224 and
+fine-tuned at 384 to 518.
 """
 
 from collections.abc import Sequence

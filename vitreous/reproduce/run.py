@@ -1,7 +1,7 @@
 """`vitreous reproduce`: the runs of an experiment, one after the other, then its table, plot and verdict.
 
-A point that has ended is read from its folder and one that was stopped goes on, so that the same command
-again does what is left, and where nothing is left says the same again.
+A finished point is read from its folder and a stopped one is resumed, so that repeating the command does what
+is left, or reports the same result again.
 """
 
 import json
@@ -23,7 +23,7 @@ RESULT = "result.json"
 SETTINGS = "settings.json"
 ONE = "1 seed (± is of the test images alone, --seeds 3 adds the noise of training)"
 PAPER = 'style="background:#ffffff;color:#1f2431"'
-"""An SVG file is looked at by itself: its ink and paper are not those of a page."""
+"""An SVG file is viewed by itself: it can't take ink and paper from a page."""
 
 
 def reproduce(name: str, options: ReproduceConfig) -> tuple[Path, Row]:
@@ -68,7 +68,7 @@ def _shortened(point: Point, epochs: int | None) -> Point:
 
 
 def _agree(folder: Path, data: str, points: Sequence[Point]) -> None:
-    """Write down what the experiment is made of, or refuse a folder that holds another one."""
+    """Record what the experiment is made of, or refuse a folder that holds another one."""
     settings = {point.name: point.settings() for point in points}
     now = json.loads(json.dumps({"data": data, "points": settings}))  # as it is read back: tuples are lists
     path = folder / SETTINGS
@@ -113,7 +113,7 @@ def conclude(
         files.write_text(folder / f"{name}.svg", drawn.replace("<svg ", f"<svg {PAPER} ", 1))
         files.write_bytes(folder / f"{name}.png", plot.png(figure))
     files.write_text(folder / "table.md", _markdown(found))
-    files.write_json(folder / RESULT, found)  # last: it says that all of it is done
+    files.write_json(folder / RESULT, found)  # last: it marks the experiment as done
     return found
 
 
@@ -136,7 +136,7 @@ def table(found: Row) -> tuple[list[str], list[list[str]]]:
 
 
 def _columns(rows: Sequence[Row]) -> list[list[str]]:
-    """Return each row's names of what tells it from the others: those between the seed and the accuracy."""
+    """Return the names of each row's own columns: those between the seed and the accuracy."""
     names = [list(row) for row in rows]
     return [each[each.index("seed") + 1 : each.index("accuracy")] for each in names]
 
@@ -161,7 +161,7 @@ def _markdown(found: Row) -> str:
 
 
 def listing(options: ReproduceConfig) -> list[Row]:
-    """Return every experiment with its claim, its cost at the scale, and its verdict where it has one."""
+    """Return every experiment with its claim, its cost at the scale, and its verdict if it has one."""
     found = []
     for name, experiment in EXPERIMENTS.items():
         folder = folder_of(name, replace(options, out=None))

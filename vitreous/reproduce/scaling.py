@@ -30,7 +30,7 @@ BASE: dict[str, Any] = {**SMALL_SHAPE, "width": 32, "depth": 2, "mlp_width": 64}
 
 
 def points(scale: Scale) -> list[Point]:
-    """Return the base for each axis, and what differs from it along that axis alone."""
+    """Return, for each axis, the base and the models that differ from it along that axis alone."""
     found = []
     for axis, sizes in scale.values.items():
         for size in sizes:
@@ -78,7 +78,7 @@ def _ends(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def draw(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Draw accuracy over compute, of the base's, along each axis."""
+    """Draw accuracy over compute, relative to the base, along each axis."""
     base = mean(where(rows, point="base"), "multiply_adds")
     series = {
         axis: [(row["multiply_adds"] / base, row["accuracy"]) for row in found]

@@ -19,7 +19,7 @@ SUPERVISED = "supervised, all labels"
 
 
 def points(scale: Scale) -> list[Point]:
-    """Return three pre-trained models, and each fine-tuned on few labels; none at all, and all labels."""
+    """Return three pre-trained models, each fine-tuned on few labels; one from scratch; one on all labels."""
     few, shape = scale.values["labels"], scale.shape
     found = []
     for objective in OBJECTIVES:
@@ -55,7 +55,7 @@ def points(scale: Scale) -> list[Point]:
 
 
 def judge(rows: Sequence[Row]) -> list[Finding]:
-    """Put masked prediction between scratch and all labels; the later objectives are only told."""
+    """Compare masked prediction with scratch and all labels; the later objectives are only reported."""
     tuned = [row for row in rows if row["accuracy"] is not None]
     later = ", ".join(
         f"{each} {gap(where(tuned, start=each), where(tuned, start='scratch'))}" for each in OBJECTIVES[1:]

@@ -1,5 +1,5 @@
-"""Options that several experiments share, by scale; none is chosen for the user, so that runs differ only in
-what an experiment varies."""
+"""Options that several experiments share, by scale; none is left to be chosen automatically, so that runs
+differ only in what an experiment varies."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ SMALL_SHAPE: dict[str, Any] = {
     "pooling": "cls",
     "class_token": True,
 }
-"""A model for them: half of the lecture's MLP, else as there."""
+"""A model for them: the lecture's, with half of its MLP width."""
 
 GPU: dict[str, Any] = {
     "model": "ViT-Ti/16",
@@ -36,7 +36,7 @@ GPU: dict[str, Any] = {
     "weight_decay": 0.05,
     "augment": "medium",
 }
-"""Minutes on one GPU: CIFAR and its like, from scratch."""
+"""Minutes on one GPU: CIFAR and the like, from scratch."""
 
 ADAM: dict[str, Any] = {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "linear", "clip": 1.0}
 PAPER: dict[str, Any] = {
@@ -48,7 +48,7 @@ PAPER: dict[str, Any] = {
     "augment": "light",
 }
 """Appendix B.1, table 3, pre-training: batch 4096, 10,000 steps of warm-up, Inception crops and flips. `ADAM`
-is what it takes on JFT-300M; on ImageNet-21k lr 1e-3 and decay 0.03, on ImageNet lr 3e-3, cosine, 0.3."""
+has what it uses on JFT-300M; on ImageNet-21k lr 1e-3 and decay 0.03, on ImageNet lr 3e-3, cosine, 0.3."""
 
 FINE: dict[str, Any] = {
     "recipe": "none",
@@ -60,7 +60,7 @@ FINE: dict[str, Any] = {
     "label_smoothing": 0.0,
     "ema": 0.0,
 }
-"""Fine-tuning of what `SMALL` trained: a quarter of its learning rate."""
+"""Fine-tuning of models trained with `SMALL`: a quarter of its learning rate."""
 
 UNLABELLED: dict[str, Any] = {"model": "ViT-Ti/16", "initialization": "paper", "batch_size": 64, "lr": 2e-3}
 """Pre-training without labels of the same small model."""

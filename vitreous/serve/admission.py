@@ -12,12 +12,12 @@ from vitreous.serve.lanes import Lane
 from vitreous.serve.settings import TOO_MUCH, Settings, overloaded
 
 HEADROOM = 0.3
-"""Requests are let in while the work before them takes this share of the deadline at most: if the machine
-gets three times slower meanwhile, they are still answered in time."""
+"""Requests are let in while the work before them takes at most this share of the deadline: even if the
+machine then gets three times slower, they are answered in time."""
 TOGETHER = 0.6
-"""The share of the deadline that decoding may take, of the images of a request and of those before it."""
+"""The share of the deadline that decoding a request's images and those before it may take."""
 MANY_REFUSALS = 500
-"""Refusals per second that are sent at once; of more, each waits a little (see `refusal_delay`)."""
+"""Refusals per second that are sent at once; beyond that, each waits a little (see `refusal_delay`)."""
 
 
 class Admission:
@@ -27,11 +27,11 @@ class Admission:
         self.settings = settings
         self.images = self.bytes = 0
         self.arriving = self.decoding = 0
-        """Of the images those that the model can't begin with: their request still arrives, or they are in a
-        decoder that takes its time."""
+        """Images that the model can't begin with: their request is still arriving, or they are in the lane of
+        slow decoding."""
         self.seconds_per_image = 0.0
         self.waiting: dict[object, float] = {}
-        """When each image that waits for the model began to, the first one first."""
+        """When each image began to wait for the model, the longest waiting first."""
         self.senders: dict[str, tuple[int, int]] = {}
         """Requests and bytes that are still arriving, by address."""
         self.refusals, self.second = 0.0, 0.0
@@ -48,26 +48,26 @@ class Admission:
 
     @property
     def backlog_seconds(self) -> float:
-        """Seconds until the model has done all images that it can; at least what the first has waited."""
+        """Seconds until the model has done all decoded images; at least as long as the first has waited."""
         first = next(iter(self.waiting.values()), None)
         waited = 0.0 if first is None else time.perf_counter() - first
         return max(waited, (self.images - self.arriving - self.decoding) * self.seconds_per_image)
 
     def computed(self, images: int, seconds: float) -> None:
-        """Learn how long images have taken, so that the pace is that of the last second, or of the last ten
-        batches: after a standstill it must not take long to be trusted again."""
+        """Learn how long images took: the pace is that of the last second, or of the last ten batches, so
+        that it recovers soon after a standstill."""
         share = max(0.1, 1 - math.exp(-seconds))
         self.seconds_per_image += share * (seconds / images - self.seconds_per_image)
 
     def has_room(self, size: int, images: int = 1) -> bool:
-        """Return whether so many more images, of so many bytes, can be answered in time."""
+        """Return whether `images` more, in a request of `size` bytes, can be answered in time."""
         full = self.images + images > self.settings.queue
         heavy = self.bytes > 0 and self.bytes + size > self.settings.queue_bytes
         return not (full or heavy or self.late)
 
     @property
     def late(self) -> bool:
-        """Whether a request would have to wait for too long."""
+        """Whether a request would have to wait too long."""
         return self.backlog_seconds > HEADROOM * self.settings.deadline
 
     @contextmanager
@@ -82,10 +82,10 @@ class Admission:
 
     @contextmanager
     def receiving(self, address: str, size: int) -> Iterator[None]:
-        """Count a body while it arrives; refuse it where its address has half of all places already.
+        """Count a body while it arrives; refuse it if its address already has half of all places.
 
-        Until then nobody waits for it: a few that trickle in would shut everybody out of a slow model. So the
-        door looks again at the backlog when it is there.
+        While it arrives it does not count as backlog: a few slow senders would shut everybody out of a slow
+        model. So the backlog is checked again once it is there.
         """
         count, held = self.senders.get(address, (0, 0))
         if count and (2 * count >= self.settings.queue or 2 * (held + size) > self.settings.queue_bytes):
@@ -104,7 +104,7 @@ class Admission:
 
 
 class Hold:
-    """The work that one image holds of a lane until it is decoded, or given up."""
+    """The work that one image reserves in a lane until it is decoded, or given up."""
 
     def __init__(self, admission: Admission, lane: Lane, work: float) -> None:
         self.admission, self.lane, self.work = admission, lane, work
@@ -113,7 +113,7 @@ class Hold:
         admission.decoding += lane.slow
 
     def release(self) -> None:
-        """Give it back; once."""
+        """Give it back, once at most."""
         if self.held:
             self.held = False
             self.lane.work -= self.work
@@ -138,7 +138,7 @@ class Reservation:
     def decode(self, lane: Lane, works: list[float]) -> list[Hold]:
         """Hold the work of some images in a lane, or refuse the request."""
         settings = self.admission.settings
-        longest = settings.decode_seconds / lane.pace  # more is never done for one image
+        longest = settings.decode_seconds / lane.pace  # one image never takes more
         works = [min(work, longest) for work in works]
         own, before = sum(works) * lane.pace / lane.threads, lane.seconds
         if len(works) > 1 and own > TOGETHER * settings.deadline:

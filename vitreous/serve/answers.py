@@ -1,4 +1,4 @@
-"""The shapes of the server's JSON, for its OpenAPI document; and how bodies of images are described there."""
+"""The schemas of the server's JSON for its OpenAPI document, and how request bodies are described there."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ class Score(BaseModel):
 
 
 class Answer(BaseModel):
-    """What the model says of one image; `label` is null where it abstains. A bad image has `error` alone.
+    """The model's answer for one image; `label` is null if it abstains. A bad image has `error` alone.
 
-    `labels` is there where an image may have several: all that reach their thresholds.
+    `labels` is present if an image may have several: all that reach their thresholds.
     """
 
     file: str | None
@@ -43,7 +43,7 @@ class Maps(BaseModel):
 
 
 class Relevance(BaseModel):
-    """What speaks for a class, and for which: a map over the patches."""
+    """A class, and what supports it: a map over the patches."""
 
     label: str
     grid: tuple[int, int]
@@ -60,7 +60,7 @@ class Problem(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the server lives, or is ready."""
+    """Whether the server is alive, or ready."""
 
     status: str
 
@@ -82,5 +82,5 @@ IMAGES: dict[str, Any] = {
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the errors of a route, with those that the guard gives on every route."""
+    """Describe the errors of a route, including those that the guard can return on every route."""
     return {status: {"model": Problem} for status in (400, 401, 403, 500, *statuses)}

@@ -42,8 +42,8 @@ Handler = Callable[..., Coroutine[Any, Any, Response]]
 
 
 class Shortcut:
-    """ASGI middleware: predictions that are asked for without parameters pass by FastAPI and its middlewares,
-    which have nothing to check in them and would cost as much as decoding a small image."""
+    """ASGI middleware: predictions without parameters bypass FastAPI and its middlewares, which would have
+    nothing to check and would cost as much as decoding a small image."""
 
     def __init__(self, app: ASGIApp, predict: Handler) -> None:
         self.app, self.predict = app, predict
@@ -68,7 +68,7 @@ def create_app(
 ) -> ASGIApp:
     """Return the ASGI application that serves one classifier; `give_up` is called if it can't warm up.
 
-    `shown` are the page's examples; None: the model's own, or such as come with the program."""
+    `shown` are the page's examples; None: the model's own, or those that come with the program."""
     settings = settings or Settings()
     service = Service(classifier, name, settings)
 
@@ -126,7 +126,7 @@ def _errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         names = sorted({str(each["loc"][-1]) for each in error.errors()})
-        message = f"out of range or malformed: {', '.join(names)}; /openapi.json has what is allowed"
+        message = f"out of range or malformed: {', '.join(names)}; see /openapi.json for what is allowed"
         return error_response(Refusal(422, "invalid", message), request.state.request_id)
 
     async def unknown(request: Request, error: Exception) -> Response:
@@ -147,19 +147,19 @@ def _errors(app: FastAPI) -> None:
 def _state_routes(app: FastAPI, service: Service) -> None:
     @app.get("/healthz", response_model=answers.Health, responses=answers.problems())
     async def healthz() -> Response:
-        """Say that the process lives."""
+        """Report that the process is alive."""
         return _json({"status": "alive"})
 
     @app.get("/readyz", response_model=answers.Health, responses=answers.problems(503))
     async def readyz() -> Response:
-        """Say whether the model is warm and requests are taken."""
+        """Report whether the model is warm and requests are accepted."""
         if not service.ready:
             raise NOT_READY.fresh()
         return _json({"status": "ready"})
 
     @app.get("/metrics", responses={200: {"content": {"text/plain": {}}}, **answers.problems()})
     async def metrics() -> Response:
-        """Tell Prometheus."""
+        """Return the metrics for Prometheus."""
         return Response(service.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/model", responses=answers.problems())
@@ -169,7 +169,7 @@ def _state_routes(app: FastAPI, service: Service) -> None:
 
 
 def _image_routes(app: FastAPI, service: Service) -> Handler:
-    """Add what takes images; return the handler of a prediction without parameters."""
+    """Add the routes that take images; return the handler of a prediction without parameters."""
     most = max(1, len(service.classifier.labels))
 
     @app.post(
@@ -270,7 +270,7 @@ def _relevance_route(app: FastAPI, service: Service, model: VisionTransformer) -
         openapi_extra=answers.IMAGES,
     )
     async def relevance(request: Request, label: Label = None) -> Response:  # type: ignore[valid-type]
-        """Return what speaks for a class: a map over the patches that sums to 1, weighted by gradients."""
+        """Return what supports a class: a map over the patches that sums to 1, weighted by gradients."""
         async with service.request(request, images=1) as (upload,):
             images, mask = service.classifier.collate([await service.read(upload)])
             number, found = await service.inspect(lambda: attention_rows.speaks(model, images, mask, label))
@@ -298,7 +298,7 @@ def _page_routes(app: FastAPI, service: Service, shown: Examples | None) -> None
     index = (page / "index.html").read_bytes()
 
     async def made() -> Examples:
-        # In a thread: the first time, a library is imported for it that takes seconds
+        # In a thread: the first call imports a library, which takes seconds
         return shown or await asyncio.to_thread(examples, service.classifier)
 
     @app.get("/", include_in_schema=False)

@@ -35,7 +35,7 @@ def links(model: VisionTransformer, images: Tensor, mask: Tensor | None, kind: K
 def speaks(
     model: VisionTransformer, images: Tensor, mask: Tensor | None, label: int | None
 ) -> tuple[int, list[list[float]]]:
-    """Return what speaks for a class in a batch of one image, (h, w); without one, for the likeliest."""
+    """Return the class (if none is given, the likeliest) and what supports it in the one image, (h, w)."""
     if label is None:
         with torch.inference_mode():
             label = int(model(images, mask).argmax())

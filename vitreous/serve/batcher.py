@@ -26,11 +26,11 @@ INLINE_SECONDS = 0.003
 LOOP_SECONDS = 0.03
 """How long the event loop computes at a stretch before it looks at its sockets again."""
 CROWDED_SECONDS = (10.0, 300.0)
-"""How long one image has one core after several were slower than one: at first, and at most."""
+"""How long batches keep to one core after several cores were slower than one: at first, and at most."""
 MEASURED_SECONDS = 0.05
-"""How long each batch size is tried at least: a shorter look can lie within one hiccup of the machine."""
+"""How long each batch size is tried at least: a shorter trial may lie within one hiccup of the machine."""
 PAYS = 0.95
-"""A larger batch must bring the time of an image below this share of what it was."""
+"""A larger batch must bring the time per image below this share of what it was."""
 Compute = Callable[[Sequence[Prepared]], Tensor]
 """From prepared pictures to their probabilities (B, K)."""
 
@@ -41,12 +41,12 @@ class Job:
 
     picture: Prepared
     arrived: float
-    """When it had been decoded."""
+    """When its decoding was done."""
     answer: "asyncio.Future[list[float]]"
 
 
 class Batcher:
-    """Computes jobs in the order in which they came; knows its loop from `start` on."""
+    """Computes jobs in the order in which they came; has an event loop from `start` on."""
 
     def __init__(self, compute: Compute, admission: Admission, observe: Callable[[int], None]) -> None:
         self.compute, self.admission, self.observe = compute, admission, observe
@@ -59,15 +59,15 @@ class Batcher:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.last, self.busy, self.lock = 0.0, 0, threading.Lock()
         self.shared: Callable[[], bool] = lambda: False
-        """Says whether something else of this server is at work on the cores."""
+        """Returns whether something else in this server is using the cores."""
         self.one_core, self.crowded_until, self.crowded_for = math.inf, -math.inf, CROWDED_SECONDS[0]
 
     def calibrate(self, example: Prepared, device: torch.device) -> None:
         """Warm the model up, and find the smallest batch that is as good as any for throughput.
 
         On a CPU that is either one batch at a time on all cores, or one on each core: cores that wait for
-        each other, or for one that decodes an image, cost more than they bring. A model that one core
-        computes in an instant stays on one.
+        each other, or for one that decodes an image, may cost more than they bring. A model that one core
+        computes in an instant stays on one core.
         """
         worker_counts = [1]
         if device.type == "cpu":
@@ -127,10 +127,10 @@ class Batcher:
         return await self.loop.run_in_executor(self.side, function)
 
     def _compute_here(self) -> None:
-        """Compute on the loop what is waiting; what takes longer, in its next turn.
+        """Compute what is waiting on the loop, for `LOOP_SECONDS` at most; the rest in its next turn.
 
-        All that is waiting, because a turn may begin with hundreds of refusals: with one batch per turn they
-        would hold up the requests in progress.
+        Not just one batch per turn, because a turn may begin with hundreds of refusals: they would hold up
+        the requests in progress.
         """
         until = time.perf_counter() + LOOP_SECONDS
         while self.waiting and time.perf_counter() < until:
@@ -152,7 +152,7 @@ class Batcher:
                     ended = True
                     break
                 jobs.append(another)
-            # One image alone has all cores; with more about, each worker keeps to its own.
+            # One image alone gets all cores; with others waiting, each worker keeps to its share.
             with self.lock:
                 alone = self.busy == 0 and share == 1
                 self.busy += 1
@@ -176,8 +176,8 @@ class Batcher:
         return self.cores if alone else max(1, self.cores // self.workers)
 
     def _judge(self, images: int, seconds: float) -> None:
-        """See whether several cores were slower than one would be: threads that wait for each other can take
-        twenty times as long on cores that others use too."""
+        """Check whether several cores were slower than one would be: threads that wait for each other can
+        take twenty times as long on cores that others use too."""
         if seconds <= images * self.one_core:
             self.crowded_for = CROWDED_SECONDS[0]
             return
@@ -208,7 +208,7 @@ class Batcher:
                 job.answer.set_result(rows[index])
 
     def _measure(self, size: int, example: Prepared, threads: int, workers: int = 1) -> float:
-        """Return the seconds of a batch, while so many workers compute one each on so many threads."""
+        """Return the seconds of a batch, while `workers` compute one each on `threads` threads."""
         pictures = [example] * size
 
         def work(_: int) -> float:

@@ -24,7 +24,7 @@ SIGNATURES = (
 SMALL_PIXELS = 128 * 128
 MAX_NAME = 255
 MAX_FIELDS = 64
-"""Parts of a form besides its images; they are passed over."""
+"""Parts of a form besides its images, at most; they are ignored."""
 BAD_FORM = Refusal(422, "bad_form", "the multipart form can't be read")
 EMPTY = Refusal(422, "no_image", "the request has no image: send one as the body, or as files of a form")
 WRONG_TYPE = Refusal(
@@ -41,11 +41,11 @@ class Upload:
     file: str | None
     data: bytes = b""
     hold: Hold | None = None
-    """What it holds of a decoder's time; None for those that take next to nothing."""
+    """Its reservation of decoding time; None for images that take next to nothing."""
 
 
 def length(request: Request, settings: Settings) -> int:
-    """Return the bytes that a request announces; one that announces none may send as many as are allowed."""
+    """Return the length that a request announces; without one, the largest that is allowed."""
     announced = request.headers.get("content-length", "")
     if not announced.isdecimal():
         return settings.max_body
@@ -55,7 +55,7 @@ def length(request: Request, settings: Settings) -> int:
 
 
 async def uploads(request: Request, settings: Settings) -> list[Upload]:
-    """Read the body, no more of it than is allowed, and return its images."""
+    """Read the body, up to the allowed size, and return its images."""
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     form = kind == b"multipart/form-data"
     if not form and not kind.startswith(b"image/") and kind.decode("latin-1") not in RAW:
@@ -71,15 +71,15 @@ async def uploads(request: Request, settings: Settings) -> list[Upload]:
 
 
 def looks_like_image(data: bytes) -> bool:
-    """Say whether bytes begin as one of the formats that are read."""
+    """Tell whether bytes begin like one of the formats that are read."""
     webp = data[:4] == b"RIFF" and data[8:12] == b"WEBP"
     avif = data[4:8] == b"ftyp" and data[8:12] in (b"avif", b"avis", b"mif1")
     return data.startswith(SIGNATURES) or webp or avif
 
 
 def is_small(data: bytes) -> bool:
-    """Say whether an image is decoded faster than it is handed to a thread: a PNG of few pixels and bytes,
-    and no compressed text, which may be a thousand times as much."""
+    """Tell whether an image is decoded faster than it is handed to a thread: a PNG of few pixels and bytes,
+    without compressed text, which may unpack to a thousand times its size."""
     if len(data) > 1 << 16 or data[:8] != SIGNATURES[1] or data[12:16] != b"IHDR":
         return False
     if b"zTXt" in data or b"iTXt" in data or b"iCCP" in data:
@@ -88,7 +88,7 @@ def is_small(data: bytes) -> bool:
 
 
 def checked(data: bytes) -> bytes:
-    """Return the bytes, or refuse what is no image."""
+    """Return the bytes, or refuse what is not an image."""
     if not looks_like_image(data):
         raise NOT_AN_IMAGE.fresh()
     return data
@@ -110,7 +110,7 @@ async def _body(request: Request, settings: Settings) -> bytes:
 
 @dataclass
 class _Form:
-    """The files of a multipart form; fields that are no files are passed over."""
+    """The files of a multipart form; fields that are not files are ignored."""
 
     boundary: bytes
     most: int

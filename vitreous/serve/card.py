@@ -1,7 +1,7 @@
 """The model's card, as the page and `/model` show it: what it is, what was measured, what it takes.
 
-Of what a checkpoint records beside its weights only known, harmless entries are shown: the paths of whoever
-trained it stay private.
+Of what a checkpoint records beside its weights, only known, harmless entries are shown: paths on the machine
+that trained it stay private.
 """
 
 from dataclasses import asdict

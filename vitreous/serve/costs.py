@@ -1,7 +1,7 @@
 """What a picture will cost to decode, from the first bytes of its header; nothing is decoded here.
 
 The walk through a header is bounded, as it runs on the event loop. One unit of work is a pixel of a plain
-JPEG, about 20 ns; the factors of other formats were measured beside it.
+JPEG, about 20 ns; the factors of other formats were measured relative to it.
 """
 
 from typing import NamedTuple
@@ -9,8 +9,8 @@ from typing import NamedTuple
 from vitreous.data.headers import FACTORS, FRAMES, PROGRESSIVE
 
 CHEAP_WORK = 3_000_000
-"""Units that are little: a thread takes them on where it is sure that there are no more of them; what is
-dearer, or not known, is decoded in a process that can be ended."""
+"""Units up to which work is little: if it surely is no more, it is decoded in a thread; what is dearer, or
+not known, in a process that can be ended."""
 CHEAP_BYTES = 4 << 20
 MAX_SEGMENTS = 64
 MAX_CHUNKS = 1024
@@ -19,7 +19,7 @@ UNKNOWN_PIXELS_PER_BYTE = 16
 SCAN_FACTOR = 0.1
 """What each scan of a JPEG of few bytes adds to a pixel's cost."""
 MANY_SCANS = 6.0
-"""What a pixel of a JPEG costs whose scans are too many bytes to be counted here."""
+"""What a pixel of a progressive JPEG costs that has too many bytes to count its scans here."""
 
 
 class Cost(NamedTuple):
@@ -31,7 +31,7 @@ class Cost(NamedTuple):
 
 
 def cost(data: bytes, max_pixels: int) -> Cost:
-    """Return what an encoded picture will cost, of which no more than `max_pixels` are decoded."""
+    """Return what an encoded picture will cost; no more than `max_pixels` of it are ever decoded."""
     known: float | None
     bounded = False
     if data[:3] == b"\xff\xd8\xff":
@@ -98,7 +98,7 @@ def _other(data: bytes) -> float | None:
 
 
 def _avif(head: bytes) -> float | None:
-    """Return the work of the largest of its pictures: thumbnails and tiles have sizes too."""
+    """Return the work of the largest picture in the file: thumbnails and tiles have sizes too."""
     most, place = 0, 0
     while (place := head.find(b"ispe", place)) >= 0:
         place += 16

@@ -1,8 +1,8 @@
-"""The connections that are open: how many in all, how many from each address, which of them only wait, and
-which do not read their answers.
+"""The open connections: how many in all, how many from each address, which of them are idle, and which do not
+read their answers.
 
-A newcomer to a full house takes the place of whoever has waited longest without a request; a connection whose
-request is being answered is never given up for it. Answers that nobody reads have a limit in all.
+When all places are taken, a newcomer gets that of the connection that has been idle longest; one whose
+request is being answered is never given up for it. The total size of answers that nobody reads is limited.
 """
 
 import ipaddress
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 RESERVED_FILES = 200
-"""Descriptors that are kept for everything that is no connection: the model, libraries, decoders, the log."""
+"""Descriptors kept for everything that is not a connection: the model, libraries, decoders, the log."""
 
 
 class Member(Protocol):
-    """What the crowd knows of a connection."""
+    """What the crowd knows about a connection."""
 
     address: str
 
@@ -51,7 +51,7 @@ class Crowd:
         self.addresses: dict[str, Neighbours] = {}
 
     def enter(self, member: Member) -> bool:
-        """Count a connection in; say whether there is room for it, made from those that wait if need be."""
+        """Count a connection in; return whether there is room, if need be by closing an idle one."""
         own = self.addresses.setdefault(member.address, Neighbours())
         crowded = None
         if own.count >= self.most_each:
@@ -86,8 +86,8 @@ class Crowd:
         self.addresses[member.address].waiting.pop(member, None)
 
     def stops_reading(self, member: Member) -> None:
-        """Note that a client has more to read than the system holds for it; of too much in all, those go that
-        have not read for longest."""
+        """Note that a client has more to read than the system buffers for it; if that is too much in all,
+        close those that have not read for longest."""
         self.stuck[member] = None
         held = sum(each.unread for each in self.stuck)
         for each in list(self.stuck):

@@ -1,4 +1,4 @@
-"""Images to try the page with: of data that the operator names, else those that were sealed with the model,
+"""Images to try the page with: from data that the operator names, else those that were sealed with the model,
 else scikit-learn's photographs, or digits for small models."""
 
 import io
@@ -15,11 +15,11 @@ DIGIT_SIZE = 32
 LONGEST = 640
 LONGEST_NAME = 60
 MOST = 8
-"""Images of data that the operator names."""
+"""Images taken from data that the operator names."""
 
 
 Examples = dict[str, tuple[str, bytes]]
-"""By name; each its media type and bytes."""
+"""Media type and bytes, by name."""
 
 
 def examples(classifier: Classifier) -> Examples:
@@ -32,7 +32,7 @@ def examples(classifier: Classifier) -> Examples:
 
 
 def of_data(data: str, classifier: Classifier) -> Examples:
-    """Return images of a data set's test part, or of what it has, of each class in turn."""
+    """Return images of a data set's test split, or else of another, from each class in turn."""
     dataset = open_data(data)
     _, split = dataset.part(None)
     channels = classifier.preprocess.preprocessing.channels

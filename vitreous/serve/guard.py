@@ -56,7 +56,7 @@ class Guard:
     ) -> None:
         self.app, self.settings, self.meters = share(app), settings, meters
         self.share = share
-        """Lets pages of other sites see answers, errors too, if they may (CORS)."""
+        """Lets allowed pages of other sites see answers, including errors (CORS)."""
         self.routes = frozenset(routes)
         self.hosts = frozenset(host.lower() for host in settings.hosts)
 
@@ -105,7 +105,7 @@ class Guard:
         if "*" not in self.hosts and _without_port(host) not in self.hosts:
             return WRONG_HOST
         if [name for name, _ in scope["headers"]].count(b"host") > 1:
-            return WRONG_HOST  # who stands before this server may have looked at the other one
+            return WRONG_HOST  # a proxy before this server may have checked the other one
         origin = headers.get(b"origin")
         if origin is not None and scope["method"] not in ("GET", "HEAD", "OPTIONS"):
             given = origin.decode("latin-1").lower()
@@ -141,7 +141,7 @@ def error_response(refusal: Refusal, request_id: str) -> Response:
 
 
 def error_parts(refusal: Refusal) -> tuple[list[tuple[str, str]], bytes]:
-    """Return the headers and the body of a refusal that no application sees."""
+    """Return the headers and the body of a refusal that is sent before the application sees the request."""
     request_id = uuid.uuid4().hex
     body = _error_body(refusal, request_id).encode()
     headers = [(name.decode(), value.decode()) for name, value in HEADERS]

@@ -1,6 +1,6 @@
-"""Where pictures are decoded: so many at a time, each lane by itself, so that the dear ones hold up no other.
+"""Where pictures are decoded: each lane takes a few at a time, so that dear pictures hold up no others.
 
-Who gives up while waiting takes its bytes along; a lane knows how much work is before it and how fast it is.
+A request that gives up while waiting frees its bytes; a lane knows how much work waits and how fast it is.
 """
 
 import asyncio
@@ -13,15 +13,16 @@ from typing import ParamSpec, TypeVar
 Result = TypeVar("Result")
 Given = ParamSpec("Given")
 UNIT_SECONDS = 20e-9
-"""What a unit of work (see `costs`) takes until it has been measured here."""
+"""What a unit of work (see `costs`) is assumed to take until it has been measured here."""
 SLOWEST, FASTEST = 16.0, 0.25
-"""How far the measured pace may be from that: a picture that lies about its cost must not shut others out."""
+"""Limits of the measured pace, in multiples of that: a picture that lies about its cost must not shut others
+out."""
 TELLING_WORK = 250_000
-"""Smaller pictures say nothing about the pace: what they take is not their pixels."""
+"""Smaller pictures say nothing about the pace: most of their time is overhead."""
 
 
 class Lane:
-    """Some threads, the work that waits for them, and their pace; `slow` if it is for what takes its time.
+    """Some threads, the work that waits for them, and their pace; `slow` if it is for dear pictures.
 
     Event loop only."""
 
@@ -46,7 +47,7 @@ class Lane:
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(self.free.release))
         try:
             result = await asyncio.wrap_future(future)
-        except Exception:  # what failed may have ended early, but took at least so long
+        except Exception:  # it may have failed early: that must not count as fast
             self._measured(work, time.perf_counter() - start, at_least=self.pace)
             raise
         self._measured(work, time.perf_counter() - start)

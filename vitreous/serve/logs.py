@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 MOST_LINES = 100
-"""Lines of one kind in one second, of everything that is no success."""
+"""Lines of one kind in one second, of everything but successes."""
 MOST_TRACEBACKS = 10
 """Lines with a traceback in one second."""
 
@@ -28,7 +28,7 @@ class Pace:
         return dropped
 
     def allows(self, kind: tuple[Any, ...], most: int) -> bool:
-        """Say whether one more line of this kind may be written."""
+        """Return whether one more line of this kind may be written."""
         count = self.counts[kind] = self.counts.get(kind, 0) + 1
         self.dropped += count > most
         return count <= most

@@ -1,4 +1,4 @@
-"""What `/metrics` tells Prometheus about the server; every server has its own registry."""
+"""What `/metrics` reports to Prometheus about the server; every server has its own registry."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 

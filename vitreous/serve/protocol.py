@@ -1,6 +1,6 @@
-"""One HTTP connection, bounded: the size of its headers, the time for each of its parts, an end in peace.
+"""One HTTP connection, bounded: the size of its headers, the time for each of its parts, a graceful end.
 
-Extends uvicorn's protocol, which has none of these limits. Errors below HTTP are the same JSON as all others.
+Extends uvicorn's protocol, which has none of these limits. Errors in HTTP itself are the same JSON as others.
 """
 
 import http
@@ -16,10 +16,10 @@ from vitreous.serve.logs import log
 from vitreous.serve.settings import Refusal, Settings
 
 LINGER_SECONDS = 2.0
-"""How long a refused client may go on sending before it is cut off: a reset would swallow the answer."""
+"""How long a refused client may go on sending before it is cut off: a reset would destroy the answer."""
 LINGER_BYTES = 1 << 20
 BODY_GRACE = 2.0
-"""Seconds beyond the deadline that a body has here: the request's own deadline answers better."""
+"""Seconds beyond the deadline that a body has here: the request's own deadline gives a better answer."""
 MAX_PIPELINE = 16
 """Requests that a client may send ahead of the answers."""
 NOT_CARRIED_ON = (b"upgrade", b"http2-settings")
@@ -36,7 +36,7 @@ TOO_MANY_CONNECTIONS = Refusal(
 
 
 class Connection(HttpToolsProtocol):
-    """A client's connection; `due` is when it will be closed unless something happens before."""
+    """A client's connection; `due` is when it will be closed unless something happens first."""
 
     def __init__(self, crowd: Crowd, settings: Settings, **given: Any) -> None:
         super().__init__(**given)
@@ -48,7 +48,7 @@ class Connection(HttpToolsProtocol):
         self.refused: Refusal | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Let a client in, or say that there are too many."""
+        """Let a client in, or refuse it because there are too many."""
         super().connection_made(transport)
         self.address = neighbourhood(self.client[0] if self.client else "")
         self.due = self.loop.time() + self.settings.head_seconds
@@ -63,7 +63,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, no more at once than headers may have until they are there."""
+        """Parse what came; until the headers are complete, in pieces of no more than they may have."""
         if self.refused is not None:
             self._discard(len(data))
             return
@@ -89,7 +89,7 @@ class Connection(HttpToolsProtocol):
                 self.refuse(HEADERS_TOO_LARGE)
 
     def _go_on_without_upgrade(self, rest: bytes) -> None:
-        """Parse a request again without its wish for another protocol, which the parser would take as granted
+        """Parse a request again without its wish for another protocol: the parser would take that as granted
         and leave the body unread (uvicorn#2722)."""
         if self.scope["method"] == "CONNECT":
             self.refuse(MALFORMED)
@@ -115,14 +115,14 @@ class Connection(HttpToolsProtocol):
         self.due = self.loop.time() + self.settings.head_seconds
 
     def on_url(self, url: bytes) -> None:
-        """Count what a request's first line takes."""
+        """Count the bytes of a request's first line."""
         self.head_bytes += len(url)
         if self.head_bytes > self.settings.max_head:
             raise HEADERS_TOO_LARGE.fresh()
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count what a header takes; `: ` and the end of its line too."""
+        """Count the bytes of a header, with `: ` and the end of its line."""
         self.head_bytes += len(name) + len(value) + 4
         if self.head_bytes > self.settings.max_head:
             raise HEADERS_TOO_LARGE.fresh()  # the parser stops
@@ -143,7 +143,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """Count what a body has brought."""
+        """Count the bytes of a body."""
         self.delivered += len(body)
         super().on_body(body)
 
@@ -202,12 +202,12 @@ class Connection(HttpToolsProtocol):
             self.give_way()
 
     def give_way(self) -> None:
-        """Close without an answer; what is under way to the client has a moment to get there."""
+        """Close without an answer; what is on its way to the client has a moment to arrive."""
         self.due = self.loop.time() + LINGER_SECONDS
         self.transport.close()
 
     def finish(self) -> None:
-        """Close after the answers under way, and after the next one: the client is told so in it."""
+        """Close after the answers in progress, or after the next one, which tells the client so."""
         self.closing = True
         if self.cycle is not None:
             self.cycle.keep_alive = False
@@ -217,7 +217,7 @@ class Connection(HttpToolsProtocol):
         self.refuse(MALFORMED)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Say what was wrong unless another answer is under way, and read no more of it."""
+        """Answer with a refusal unless another answer is in progress, and parse nothing more."""
         self.refused = refusal
         self.due = self.loop.time() + LINGER_SECONDS
         log("info", "refused", client=self.address, status=refusal.status, error=refusal.code)

@@ -1,4 +1,4 @@
-"""One classifier and its queue: from encoded images to answers within a deadline. Knows of no route."""
+"""One classifier and its queue: from encoded images to answers within a deadline. Knows no routes."""
 
 import asyncio
 import functools
@@ -41,7 +41,7 @@ from vitreous.serve.settings import (
 Result = TypeVar("Result")
 DECODERS = 2
 MAX_INSPECTIONS = 8
-"""Requests for attention in progress at once: admission counts with predictions, which take less."""
+"""Requests for attention in progress at once: admission assumes predictions, which take less."""
 
 
 class Service:
@@ -59,12 +59,12 @@ class Service:
         self.ready, self.inspections = False, 0
 
     def open(self) -> None:
-        """Start what pictures that may be dear are decoded in; before there are threads."""
+        """Start the processes that decode dear pictures, before there are threads."""
         if hasattr(os, "fork"):
             self.workers = Workers(self._arrays, self.settings.decode_memory)
 
     async def warm(self) -> None:
-        """Prepare what computes, measure it, then take requests."""
+        """Prepare the runtime, measure it, then accept requests."""
         settings = self.settings
         self.classifier = await asyncio.to_thread(
             functools.partial(equip, say=lambda line: log("info", "runtime", message=line)),
@@ -104,7 +104,7 @@ class Service:
     async def request(
         self, request: Request, *, images: int | None = None
     ) -> AsyncIterator[list[bodies.Upload]]:
-        """Let a request in, read its body, and hold its deadline until it is answered."""
+        """Let a request in, read its body, and enforce its deadline until it is answered."""
         if not self.ready:
             raise NOT_READY.fresh()
         size = bodies.length(request, self.settings)
@@ -128,7 +128,7 @@ class Service:
                 raise late.fresh() from None
 
     async def inspect(self, function: Callable[[], Result]) -> Result:
-        """Run something that looks inside the model, or refuse when many are doing so."""
+        """Run something that looks inside the model, or refuse if too many are doing so."""
         if self.inspections >= MAX_INSPECTIONS:
             raise overloaded(self.admission.backlog_seconds)
         self.inspections += 1
@@ -138,7 +138,7 @@ class Service:
             self.inspections -= 1
 
     def _hold(self, uploads: Sequence[bodies.Upload], reservation: Reservation) -> None:
-        """Reserve the decoders' time for those that take some, or refuse the request."""
+        """Reserve decoding time for the images that need it, or refuse the request."""
         if len(uploads) == 1 and bodies.is_small(uploads[0].data):
             return
         lanes: dict[Lane, list[tuple[bodies.Upload, float]]] = {self.cheap: [], self.small: [], self.dear: []}
@@ -184,7 +184,7 @@ class Service:
         return await self.cheap.run(0, _png, prepared.pixels)
 
     def prepare(self, data: bytes) -> Prepared:
-        """Decode an image of no more pixels than are allowed, and fit it to the model's size."""
+        """Decode an image within the pixel limit, and fit it to the model's size."""
         try:
             return self._prepared(data)
         except DataError:

@@ -24,7 +24,7 @@ class Settings:
     queue_bytes: int = 256 * MEBIBYTE
     """Bytes of requests that are held at once; beyond that requests get 429."""
     max_batch: int = 64
-    """Images computed at once at most; the warm-up finds how many pay on this device."""
+    """Images computed at once, at most; the warm-up finds how many pay off on this device."""
     deadline: float = 10.0
     """Seconds from a request's first byte to its answer."""
     max_head: int = 32 * 1024
@@ -36,11 +36,11 @@ class Settings:
     flush_seconds: float = 30.0
     """Seconds that a client may take to read an answer."""
     unread_bytes: int = 256 * MEBIBYTE
-    """Bytes of answers that clients have not read; beyond that those go that have not read for longest."""
+    """Bytes of answers that clients have not read; beyond that, the least recent readers are cut off."""
     decode_share: float = 0.5
-    """Share of the deadline that one picture may take in its decoder, which is ended then."""
+    """Share of the deadline that one picture may take in its decoder, which is then ended."""
     connections: int = 2048
-    """Connections that are open at once; beyond that those go that wait for no answer."""
+    """Connections that are open at once; beyond that, idle ones are closed."""
     connections_each: int = 1024
     """Connections that one address may have of these."""
     hosts: tuple[str, ...] = ("localhost", "127.0.0.1", "[::1]")
@@ -52,7 +52,7 @@ class Settings:
     precision: Inference = "float32"
     """What predictions are computed in."""
     token: str | None = field(default=None, repr=False)
-    """Where set, requests must carry `Authorization: Bearer TOKEN`."""
+    """If set, requests must carry `Authorization: Bearer TOKEN`."""
 
     @property
     def decode_seconds(self) -> float:
@@ -76,8 +76,8 @@ class Refusal(Exception):
         self.headers, self.extra = dict(headers or {}), extra
 
     def fresh(self, **extra: Any) -> "Refusal":
-        """Return a copy to raise: one that is raised again and again would keep the frames of every time,
-        and the bodies of the requests in them."""
+        """Return a copy to raise: a constant that is raised again and again would keep the frames of every
+        raise, and the request bodies in them."""
         return Refusal(self.status, self.code, self.message, self.headers, **{**self.extra, **extra})
 
 

@@ -22,17 +22,17 @@ from vitreous.serve.protocol import Connection
 from vitreous.serve.settings import MEBIBYTE, Settings
 
 SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter's lock: at 5 ms the model would wait for the event loop."""
+"""How long a thread may keep the GIL: at the usual 5 ms the model would wait for the event loop."""
 BACKLOG = 2048
 PARTING_SECONDS = 1.0
-"""How long clients that keep their connections may still ask after SIGTERM; each answer says that it ends."""
+"""How long open connections may still send requests after SIGTERM; each answer says that it is the last."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which also looks at the clock for every connection, and parts from them in peace."""
+    """uvicorn's server, which also enforces the time limits of every connection, and ends them gracefully."""
 
     async def on_tick(self, counter: int) -> bool:
-        """Close the connections whose time is over; called ten times a second."""
+        """Close the connections whose time is up; called ten times a second."""
         now = asyncio.get_running_loop().time()
         for connection in list(self.server_state.connections):
             connection.check(now)  # type: ignore[union-attr]
@@ -56,7 +56,7 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT; then finish the requests in progress, and return.
 
-    The page's examples are of `data` where it is given."""
+    The page's examples are from `data` if it is given."""
     shown = of_data(data, classifier) if data is not None else None
     sys.setswitchinterval(SWITCH_SECONDS)
     listener = listen(host, port)
@@ -101,7 +101,7 @@ def serve(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket, or say what is wrong with the address."""
+    """Return a listening socket; raise a one-line error if the address is wrong."""
     if not 0 <= port <= 65535:
         raise VitreousError(f"port {port} does not exist: use 1 to 65535, or 0 for any free one")
     try:
@@ -112,7 +112,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise VitreousError(
             f"can't listen on {host} port {port}: {reason}; choose another with --port"
         ) from None
-    # asyncio sets this only on sockets that say TCP by name; without it every answer waits 40 ms for Nagle.
+    # asyncio sets this only on sockets whose protocol is named; without it every answer waits 40 ms (Nagle).
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -131,7 +131,7 @@ def settings(
     runtime: Runtime = "torch",
     precision: Inference = "float32",
 ) -> Settings:
-    """Return the settings that the command line names, or say which of them can't be."""
+    """Return the settings that the command line names; raise a one-line error for one out of range."""
     given = {"--deadline": deadline, "--queue": queue, "--max-batch": max_batch}
     given |= {"--max-body-mib": max_body_mib, "--max-pixels": max_pixels}
     for flag, value in given.items():
@@ -139,7 +139,9 @@ def settings(
             raise VitreousError(f"{flag} {value} is out of range: give a number above 0")
     for origin in allow_origin:
         if not origin.startswith(("http://", "https://")) or origin.endswith("/"):
-            raise VitreousError(f"--allow-origin {origin!r} is no origin: write it as https://example.org")
+            raise VitreousError(
+                f"--allow-origin {origin!r} is not an origin: write it as https://example.org"
+            )
     address = () if host in ("0.0.0.0", "::") else (f"[{host}]" if ":" in host else host,)
     return Settings(
         deadline=deadline,

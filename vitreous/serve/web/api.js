@@ -1,4 +1,4 @@
-// Talks to the server that this page came from, and to nobody else.
+// Requests to the server that this page came from, and to no other.
 
 let token = sessionStorage.getItem("vitreous-token") || "";
 
@@ -9,16 +9,16 @@ export class Refused extends Error {
   }
 }
 
-/** What the page says of a refusal; the server's own sentences are for programs that send requests. */
+/** What the page shows for a refusal; the server's own messages are for programs that send requests. */
 function sentence(response, problem) {
   if (response.status === 401) return token ? "That is not this server's token." : "This server asks for a token: enter it above.";
-  if (response.status === 413) return "The picture is larger than this server takes.";
+  if (response.status === 413) return "The picture is larger than this server accepts.";
   if (response.status === 429) return `The server is busy: try again in ${response.headers.get("Retry-After") ?? "a few"} s.`;
   const said = problem.message || `the server answered ${response.status}`;
   return `${said.charAt(0).toUpperCase()}${said.slice(1)}.`;
 }
 
-/** Refuse what the server would refuse, before it is sent. */
+/** Refuse a picture that the server would refuse for its size, before it is sent. */
 export function checkSize(image, most) {
   const mebibytes = (bytes) => `${Number((bytes / 2 ** 20).toPrecision(2))}\u00a0MiB`;
   if (image.size <= most) return;
@@ -72,13 +72,13 @@ export async function allRows(image, kind, layer) {
   return halves(await send(`/attention?kind=${kind}&layer=${layer}&head=all&patch=all`, image));
 }
 
-/** One token's row of a layer, for grids whose whole layer would be too much to send. */
+/** One token's row of a layer, for grids whose layers are too large to send whole. */
 export async function oneRow(image, kind, layer, patch) {
   const answer = await (await send(`/attention?kind=${kind}&layer=${layer}&head=all&patch=${patch}`, image)).json();
   return answer.maps.map((map) => Float32Array.from(map.flat()));
 }
 
-/** What speaks for a class, by its number: one value for each patch. */
+/** What supports a class, by its number: one value for each patch. */
 export async function relevance(image, label) {
   const answer = await (await send(`/relevance?label=${label}`, image)).json();
   return Float32Array.from(answer.map.flat());

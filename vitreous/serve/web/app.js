@@ -1,4 +1,4 @@
-// The explorer: the state that both images share, and what happens when something is touched.
+// The explorer: the state that both images share, and what happens on user input.
 
 import * as api from "./api.js";
 import { fillCard } from "./card.js";
@@ -32,7 +32,7 @@ function question() {
   return { kind: chosen === "rollout" ? "rollout" : "attention", query: pooled, frame: state.hovered };
 }
 
-/** Draw everything again for the current state; the last call wins. */
+/** Redraw everything for the current state; the last call wins. */
 async function draw() {
   if (!state.model?.attention) return state.stages.forEach((stage) => stage.draw(null));
   const turn = ++state.drawing;
@@ -55,7 +55,7 @@ async function draw() {
       const heads = kind === "label" ? [await stage.relevance()] : await stage.maps(kind, layer - 1, query);
       if (turn !== state.drawing) return;
       const values = kind !== "attention" ? heads[0] : head ? heads[head - 1] : mean(heads);
-      // Every patch says something for a class: what matters is where it is more
+      // Every patch supports a class a little: start the scale at the least, to show where it is more
       const low = kind === "label" ? Math.min(...values) : 0;
       const most = stage.draw(values, { frame, low });
       if (stage === state.active) tell(kind, query, values, low, most);
@@ -79,11 +79,11 @@ function tell(kind, query, values, low, most) {
   $("legend-least").textContent = low ? percent(low) : "0";
   $("legend-most").textContent = percent(most);
   if (kind === "label") {
-    $("readout").textContent = `For “${state.active.label}” speaks most ${place(best)}: ${percent(values[best])} of what does.`;
+    $("readout").textContent = `“${state.active.label}” is supported most by ${place(best)}: ${percent(values[best])} of all support.`;
     return;
   }
   const from = query === "class" ? "The class token" : query === "mean" ? "The mean of the patches" : `Patch ${place(query)}`;
-  const verb = kind === "rollout" ? "draws, through all layers so far, most from" : "attends most to";
+  const verb = kind === "rollout" ? "draws most, through all layers up to this one, from" : "attends most to";
   $("readout").textContent = `${from} ${verb} ${place(best)}: ${percent(values[best])}.`;
 }
 
@@ -202,7 +202,7 @@ function listenForImages() {
     marked(null);
     const file = event.dataTransfer?.files[0];
     if (file) stageAt(event)?.show(file);
-    else problem(new Error("That was no file: drop an image file."));
+    else problem(new Error("That was not a file: drop an image file."));
   });
   document.addEventListener("paste", (event) => {
     const file = [...(event.clipboardData?.files ?? [])][0];
@@ -236,7 +236,7 @@ async function openCamera() {
     $("camera-panel").hidden = false;
     $("shoot").focus();
   } catch {
-    problem(new Error("No camera: there is none, it was not allowed, or this page is not on localhost or https."));
+    problem(new Error("No camera: there is none, access was not allowed, or this page is not on localhost or https."));
   }
 }
 

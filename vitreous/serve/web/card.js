@@ -4,7 +4,7 @@ const whole = new Intl.NumberFormat("en");
 const NAMES = {
   model: "Model", epochs: "Epochs", steps: "Steps", batch_size: "Batch size", lr: "Learning rate", optimizer: "Optimizer",
   seed: "Seed", objective: "Task", name: "Name", description: "Description", licence: "Licence", license: "Licence", step: "Step",
-  val: "Validation", test: "Test", train: "Training", accuracy: "Accuracy", top1: "Accuracy", top5: "Among the best five",
+  val: "Validation", test: "Test", train: "Training", accuracy: "Accuracy", top1: "Accuracy", top5: "Top-5 accuracy",
   mean_per_class_accuracy: "Mean over classes", loss: "Loss", ece: "Calibration error", count: "Images", knn: "Nearest neighbours",
 };
 const SHARES = new Set(["accuracy", "top1", "top5", "mean_per_class_accuracy", "ece", "knn"]);
@@ -23,7 +23,7 @@ export function fillCard(model) {
   const facts = [
     ["Kind", KINDS[model.kind] ?? model.kind],
     ["Parameters", whole.format(model.parameters)],
-    ["GFLOPs an image", String(Number(model.gflops.toPrecision(3)))],
+    ["GFLOPs per image", String(Number(model.gflops.toPrecision(3)))],
     ["Input", `${size(preprocessing.image_size)}, ${preprocessing.mean.length === 1 ? "gray" : `${preprocessing.mean.length} channels`}`],
     ["Resize", RESIZES[preprocessing.resize] ?? preprocessing.resize],
     attention && ["Patches", `${size(attention.grid)}, each ${size(attention.patch)} pixels`],
@@ -31,7 +31,7 @@ export function fillCard(model) {
     attention && ["Positions", attention.positions],
     model.temperature !== 1 && ["Temperature", model.temperature.toFixed(3)],
     model.abstain > 0 && ["No label below", `${100 * model.abstain} %`],
-    ["Computes on", model.device],
+    ["Device", model.device],
     ...[...Object.entries(model.recipe), ...Object.entries(model.about)]
       .filter(([, value]) => typeof value !== "object")
       .map(([key, value]) => [named(key), typeof value === "number" ? figure(key, value) : value]),

@@ -1,4 +1,4 @@
-// Draws maps over patches on canvases. Knows of numbers and colours only.
+// Draws maps over patches on canvases. Knows numbers and colours only.
 
 const STOPS = [[27, 18, 54], [106, 28, 110], [207, 68, 70], [251, 155, 6], [252, 255, 164]];
 
@@ -48,7 +48,7 @@ export function drawGrid(canvas, grid) {
   context.stroke();
 }
 
-/** Frame one patch so that it is seen on any picture. */
+/** Frame one patch, visibly on any picture. */
 export function drawFrame(canvas, grid, patch) {
   const context = canvas.getContext("2d");
   const [rows, columns] = grid;

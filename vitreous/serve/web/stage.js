@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { drawFrame, drawGrid, drawMap } from "./heatmap.js";
 
 const LONGEST = 672;
-const MOST_VALUES = 8_000_000; // of one layer that is fetched whole; beyond, rows are fetched one by one
+const MOST_VALUES = 8_000_000; // of a layer that is fetched whole; above that, rows are fetched one by one
 
 export class Stage {
   constructor(name, model, events) {
@@ -73,7 +73,7 @@ export class Stage {
       this.events.changed();
     } catch (error) {
       if (turn !== this.turn) return;
-      this.status.textContent = this.image ? "The image before stays." : "";
+      this.status.textContent = this.image ? "The previous image stays." : "";
       this.events.problem(error);
     }
   }
@@ -109,7 +109,7 @@ export class Stage {
     this.canvas.setAttribute("aria-label", `Image ${this.name}: ${label}. Arrow keys move the chosen patch.`);
   }
 
-  /** Return the map of every head (heads × patches) for a question, from memory where it is there. */
+  /** Return the map of every head (heads × patches) for a question, from the cache if it is there. */
   async maps(kind, layer, query) {
     const { heads, grid, prefix } = this.model.attention;
     const patches = grid[0] * grid[1];
@@ -129,7 +129,7 @@ export class Stage {
     return Array.from({ length: found.shape[0] }, (_, head) => rowOf(found, head, query, prefix, patches));
   }
 
-  /** Return what speaks for the chosen class, from memory where it is there. */
+  /** Return what supports the chosen class, from the cache if it is there. */
   relevance() {
     const key = `label ${this.label}`;
     if (!this.cache.has(key)) {
