@@ -52,27 +52,69 @@ def test_written_out_is_what_the_fused_kernel_computes(shape: tuple[int, ...], k
     torch.testing.assert_close(torch.autograd.grad(written.square().sum(), qkv)[0], wanted)
 
 
+@pytest.mark.parametrize("at_once", [1, 40, 300, 5000, 1 << 20])
+@pytest.mark.parametrize("shape", [(2, 4, 50, 16), (1, 1, 1, 8), (3, 2, 37, 64), (0, 2, 5, 8)])
+def test_attention_in_pieces_is_what_the_fused_kernel_computes(
+    shape: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row at a time, some rows, whole heads, all heads: in double precision, backwards too."""
+    monkeypatch.setattr(kernels, "AT_ONCE", at_once)
+    images, heads, tokens, width = shape
+    qkv = torch.randn(images, tokens, 3, heads, width, dtype=torch.float64).requires_grad_()
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    fused = F.scaled_dot_product_attention(q, k, v, scale=0.25)
+    found = kernels.in_pieces(q, k, v, 0.25)
+    torch.testing.assert_close(found, fused)
+    (wanted,) = torch.autograd.grad(fused.square().sum(), qkv, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), qkv)[0], wanted)
+
+
+def test_no_more_scores_are_held_than_are_computed_at_once() -> None:
+    """Among 4,097 tokens, where all scores of a head would take 16 times as much."""
+    for heads, rows in kernels.pieces(heads=12, tokens=4097):
+        assert (heads.stop - heads.start) * (rows.stop - rows.start) * 4097 <= kernels.AT_ONCE
+
+
+def test_many_tokens_are_as_precise_in_bf16() -> None:
+    """As torch's own kernel, within the rounding of scores and weights; gradients too."""
+    inputs = [torch.randn(1, 2, kernels.MANY + 100, 32) for _ in range(3)]
+    exact = [each.clone().requires_grad_() for each in inputs]
+    halves = [each.bfloat16().requires_grad_() for each in inputs]
+    wanted = F.scaled_dot_product_attention(*exact, scale=0.2)  # type: ignore[arg-type]
+    with parallel.autocast(CPU, "bf16"):
+        found = kernels.attention(*halves, scale=0.2)  # type: ignore[arg-type]
+    assert found.dtype == torch.bfloat16
+    assert (found - wanted).norm() < 0.01 * wanted.norm()
+    wanted.sum().backward()
+    found.sum().backward()
+    for half, whole in zip(halves, exact, strict=True):
+        assert half.grad is not None and whole.grad is not None
+        assert (half.grad - whole.grad).norm() < 0.02 * whole.grad.norm() + 1e-3
+
+
 def test_a_cpu_writes_attention_out_in_bf16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in float32, nor for so many tokens that memory is short, nor with dropout."""
+    """Not in float32, nor with dropout; among many tokens only a piece at a time."""
     taken: list[int] = []
     written = kernels.written_out
+    pieces = kernels.in_pieces
     monkeypatch.setattr(kernels, "written_out", lambda *given: taken.append(1) or written(*given))
+    monkeypatch.setattr(kernels, "in_pieces", lambda *given: taken.append(10) or pieces(*given))
     q = torch.randn(1, 2, 20, 8)
     halves = q.bfloat16()
 
     def attend(x: torch.Tensor, **others: Any) -> int:
         found = kernels.attention(x, x, x, scale=0.3, **others)
         assert found.shape == x.shape and found.dtype == x.dtype
-        return len(taken)
+        return sum(taken)
 
     assert attend(halves) == 1
     exact = F.scaled_dot_product_attention(q, q, q, scale=0.3)
     assert (kernels.attention(halves, halves, halves, scale=0.3) - exact).abs().max() < 0.05
-    assert len(taken) == 2
+    assert sum(taken) == 2
+    assert attend(q) == attend(halves, dropout=0.5) == 2
     many = torch.randn(1, 1, kernels.MANY + 1, 8).bfloat16()
-    for x, others in ((q, {}), (many, {})):
-        assert attend(x, **others) == 2
-    assert attend(halves, dropout=0.5) == 2
+    assert attend(many) == 12
+    assert attend(many, dropout=0.5) == attend(many, bias=torch.ones(1, 1, 1, many.shape[2]).bool()) == 12
 
 
 @pytest.mark.parametrize(("size", "patch"), [((16, 24), (8, 8)), ((12, 16), (4, 8))])
