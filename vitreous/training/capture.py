@@ -69,8 +69,9 @@ class CapturedStep(Step):
             self.usable = False
             reason = str(error).splitlines()[0][:120]
             self.gradients.note(f"steps are not recorded as one CUDA graph: {reason}")
-            self.state.clear_gradients()
             return False
+        finally:
+            self.state.clear_gradients()  # a step that is not replayed adds to what it finds
         self._graph = graph
         return True
 
