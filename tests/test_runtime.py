@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import vitreous
-from tests.conftest import digits_files, randomize
+from tests.conftest import digits_files, randomize, train_digits
 from vitreous import cli
 from vitreous.data.augment import EvaluationTransform
 from vitreous.errors import MissingDependencyError, OptionError, VitreousError
@@ -61,10 +61,16 @@ def test_the_runtime_gives_torchs_logits(digits: Classifier, runtime: Any) -> No
         torch.testing.assert_close(other.probabilities(batch), digits.probabilities(batch), atol=1e-5, rtol=0)
 
 
+@pytest.fixture(scope="module")
+def wide() -> Classifier:
+    """Wider than others: OpenVINO 2026.4 computes int8 of width 32 wrongly on processors with AMX."""
+    return train_digits(width=64)
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
-def test_int8_is_another_arithmetic_with_the_same_labels(digits: Classifier, runtime: Any) -> None:
-    rough = choice.equip(digits, runtime, "int8", say=silent)
-    exact, found = digits.probabilities(images()), rough.probabilities(images())
+def test_int8_is_another_arithmetic_with_the_same_labels(wide: Classifier, runtime: Any) -> None:
+    rough = choice.equip(wide, runtime, "int8", say=silent)
+    exact, found = wide.probabilities(images()), rough.probabilities(images())
     assert 1e-5 < (exact - found).abs().max() < 0.3
     assert (exact.argmax(1) == found.argmax(1)).float().mean() > 0.9
 
