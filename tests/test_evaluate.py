@@ -385,3 +385,16 @@ def test_from_the_command_line(digits_file: Path, capsys: pytest.CaptureFixture[
     assert "accuracy" in table and " % (" in table
     assert cli.main(["evaluate", str(digits_file), "nowhere"]) == 1
     assert capsys.readouterr().err.startswith("error: no data at 'nowhere'")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_answers_that_are_not_numbers_are_an_error(
+    several: bool, digits_file: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be counted as right: no class scores higher than what is not a number."""
+    clf = vitreous.load(digits_file)
+    with torch.no_grad():
+        clf.model.get_parameter("norm.weight")[0] = float("nan")
+    source = clf.save(tmp_path / "damaged.safetensors")
+    assert cli.main(["evaluate", str(source), str(pairs) if several else "digits"]) == 1
+    assert "are not numbers: its weights are damaged" in capsys.readouterr().err

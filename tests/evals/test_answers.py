@@ -149,3 +149,13 @@ def test_ranks_of_labels() -> None:
     scores = torch.randn(50, 7).round()  # with many ties
     labels = torch.randint(0, 7, (50,))
     assert torch.equal(rank_of_label(scores, labels) == 0, scores.argmax(1) == labels)
+
+
+def test_scores_that_are_not_numbers_are_no_right_answer() -> None:
+    """Every comparison with them is false, so none of them seems to be above the right class."""
+    nan = float("nan")
+    logits = torch.tensor([[nan, nan, nan], [nan, 2.0, 1.0], [0.0, nan, 1.0], [3.0, 2.0, 1.0]])
+    ranks_of = rank_of_label(logits, torch.tensor([1, 1, 1, 0]))
+    assert (ranks_of[:3] > 0).all() and ranks_of[3] == 0
+    found = answers.from_logits(logits, torch.tensor([1, 1, 1, 0]), torch.arange(4))
+    assert found.right.tolist() == [False, False, False, True]

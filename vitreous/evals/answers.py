@@ -57,14 +57,16 @@ def from_logits(logits: Tensor, targets: Tensor, indices: Tensor) -> Answers:  #
 def rank_of_label(logits: Tensor, targets: Tensor) -> Tensor:  # (B, K), (B,) or (B, K) → (B,)
     """Return how many classes rank above an image's best right one; 0: it is right.
 
-    Of equal scores the first class ranks higher, as in argmax. An image without labels has no right answer.
+    Of equal scores the first class ranks higher, as in argmax. An image without labels has no right answer,
+    nor has one whose scores are not numbers.
     """
     classes = torch.arange(logits.shape[1], device=logits.device)
     if targets.ndim == 1:
         targets = targets[:, None] == classes
     right = targets > 0
     best, place = logits.masked_fill(~right, float("-inf")).max(dim=1, keepdim=True)
-    above = (logits > best) | ((logits == best) & (classes < place))
+    below = (logits < best) | ((logits == best) & (classes >= place))
+    above = ~below  # also what is not a number, of which every comparison is false
     return torch.where(right.any(dim=1), above.sum(dim=1), logits.shape[1])
 
 
