@@ -92,6 +92,26 @@ def test_gradients_leave_no_trace_and_work_on_frozen_models() -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_what_others_compute_meanwhile_is_not_seen(training: bool) -> None:
+    """A server predicts with the model whose maps it draws, in another thread."""
+    model = tiny(dropout=0.5).train(training)
+    x, classes = inputs(model), torch.tensor([0, 1])
+    expected = gradients.explain(model, x, classes)
+    modes: list[bool] = []
+
+    def predict(*_: object) -> None:
+        if not modes:  # its own call comes here as well
+            modes.append(model.training)
+            with torch.no_grad():
+                model(x[:1])
+
+    model.blocks[-1].norm2.register_forward_hook(predict)  # after those of all layers before it
+    found = gradients.explain(model, x, classes)
+    assert modes == [training]
+    torch.testing.assert_close(found, expected)
+
+
 def test_classes_that_a_model_lacks_are_refused() -> None:
     headless = tiny(num_classes=0)
     with pytest.raises(ModelError, match="this model has no classes"):

@@ -3,6 +3,7 @@
 Letters: B batch, N tokens (prefix first), D width, H heads, L layers.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, cast
@@ -60,6 +61,12 @@ def bare(model: nn.Module) -> Model:
     if not isinstance(inner, VisionTransformer | ResNet):
         raise ModelError(f"{type(inner).__name__} can't be looked into: give a ViT, a hybrid or a BiT")
     return inner
+
+
+def sharing(model: nn.Module) -> Model:
+    """Return other modules with the same weights: hooks, modes and sizes of one are not seen by the other."""
+    inner = bare(model)
+    return copy.deepcopy(inner, {id(parameter): parameter for parameter in inner.parameters()})
 
 
 def unwrap(model: nn.Module) -> VisionTransformer:

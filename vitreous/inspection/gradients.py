@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import ModelError
-from vitreous.inspection.attention import bare, blocks_of, evaluating, unwrap
+from vitreous.inspection.attention import blocks_of, evaluating, sharing, unwrap
 from vitreous.inspection.relevance import Patch, starting_point, to_grid
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
@@ -64,8 +64,8 @@ def explain(
     layer: int = -1,
     patch: Patch | None = None,
 ) -> Explanation:
-    """Return both maps from one forward and one backward pass."""
-    inner = bare(model)
+    """Return both maps from one forward and one backward pass; others may use the model meanwhile."""
+    inner = sharing(model)  # hooks on the model itself would see what others compute
     if not inner.config.has_attention:
         return Explanation(_map_cam(inner, images, classes, mask), None)
     vit = unwrap(inner)

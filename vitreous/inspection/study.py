@@ -3,7 +3,6 @@
 Letters: B batch, N tokens, D width, H heads, L layers, (h, w) grid.
 """
 
-import copy
 from dataclasses import dataclass
 from math import sqrt
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.inspection.attention import bare, iterate_layers, unwrap
+from vitreous.inspection.attention import bare, iterate_layers, sharing, unwrap
 from vitreous.inspection.distance import mean_distance, mean_entropy, pixel_distances
 from vitreous.inspection.relevance import (
     Fusion,
@@ -115,8 +114,7 @@ def _of_cnn(model: Model, images: Tensor, mask: Tensor | None, cells: tuple[int,
 
 def at_size(model: nn.Module, image_size: tuple[int, int]) -> Model:
     """Return the same model for another image size: all weights shared, positions resampled in 2D."""
-    inner = bare(model)
-    shared = copy.deepcopy(inner, {id(parameter): parameter for parameter in inner.parameters()})
+    shared = sharing(model)
     shared.set_image_size(image_size)
     return shared
 
