@@ -284,6 +284,20 @@ def test_settings_of_torch_are_put_back() -> None:
         torch.backends.cuda.enable_cudnn_sdp(before[1])
 
 
+def test_the_chosen_gpu_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events and recorded graphs are of the current GPU: with another one, outcomes are read too early."""
+    current = [0]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: current.append(getattr(device, "index", device))
+    )
+    with parallel.join("cuda:2") as world:
+        assert current == [0, 2] and world.device == torch.device("cuda", 2)
+    assert current == [0, 2, 0]
+
+
 def test_an_evaluation_is_not_compiled() -> None:
     calls: list[str] = []
 

@@ -55,18 +55,18 @@ def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) ->
     stays until the process ends: a second one at the same address would meet what is left of the first.
     torch's settings, which a run changes, are put back.
     """
-    with _settings_kept():
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized()
+    chosen = choose_device(device, 0 if alone else int(os.environ.get("LOCAL_RANK", "0")))
+    with _settings_kept(chosen):
         # cuDNN's attention returned NaN gradients of finite inputs (bf16, torch 2.11, H200): flash does not,
         # and `prepare` takes cuDNN's only with keys for which it can't (models/kernels.py).
         torch.backends.cuda.enable_cudnn_sdp(False)
         _keep_compiled_code()
-        if int(os.environ.get("WORLD_SIZE", "1")) == 1 and not dist.is_initialized():
-            yield World(device=choose_device(device))
+        if alone:
+            yield World(device=chosen)
             return
-        chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
             if chosen.type == "cuda":
-                torch.cuda.set_device(chosen)
                 dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timeout, device_id=chosen)
             else:
                 dist.init_process_group("gloo", timeout=timeout)
@@ -84,9 +84,15 @@ def join(device: str = "auto", *, timeout: timedelta = timedelta(minutes=10)) ->
 
 
 @contextmanager
-def _settings_kept() -> Iterator[None]:
-    """Give torch its settings back in the end: who trains may compute with others of their own."""
+def _settings_kept(device: torch.device) -> Iterator[None]:
+    """Give torch its settings back in the end: who trains may compute with others of their own.
+
+    Streams, events and recorded graphs are those of the current GPU: it is the chosen one meanwhile.
+    """
     with ExitStack() as stack:
+        if device.type == "cuda":
+            stack.callback(torch.cuda.set_device, torch.cuda.current_device())
+            torch.cuda.set_device(device)
         with suppress(RuntimeError):  # torch can't tell where its newer settings were used as well
             stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         stack.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
