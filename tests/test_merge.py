@@ -1,6 +1,7 @@
 """Token merging: what is joined, what stays the same, what it saves, and who is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from vitreous.models.resnet import ResNet
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.zoo import get_config
 from vitreous.predict import Classifier
+from vitreous.predict.engines import HalfTorch
 from vitreous.predict.output import fingerprint
 
 SHAPE: dict[str, Any] = {"image_size": (24, 24), "patch_size": (4, 4), "width": 32, "depth": 3, "heads": 4}
@@ -146,6 +148,8 @@ def test_predict_and_evaluate_merge_as_many_as_they_are_told(
     assert ("patches merged in each block", 4) in summary(found.to_dict())
     assert found.loss > plain.loss and found.compare.accuracy == plain.accuracy
     assert digits.merging(0) is digits
+    halved = replace(digits, engine=HalfTorch(digits.model))  # it holds the model that merges nothing
+    assert halved.merging(4).predict(paths) == merged
     assert fingerprint(digits.merging(4)) != fingerprint(digits)  # an --out file is not continued with it
 
 

@@ -25,13 +25,13 @@ from vitreous import checkpoint, cli
 from vitreous.config import EvaluateConfig, FinetuneConfig, Preprocessing, TrainConfig
 from vitreous.data import open_data
 from vitreous.data.augment import evaluation_transform
-from vitreous.errors import DataError, LayoutError, ModelError
+from vitreous.errors import DataError, LayoutError, ModelError, OptionError
 from vitreous.evaluate import evaluate
 from vitreous.export import export
 from vitreous.models import adapt, zoo
 from vitreous.models.architecture import ViTConfig
 from vitreous.predict import Classifier
-from vitreous.training import Caller, finetune, recipes, suite, tuning
+from vitreous.training import Caller, finetune, recipes, setup, suite, tuning
 from vitreous.training.defaults import Facts, Pretrained, choose
 from vitreous.training.plan import Plan
 
@@ -400,6 +400,15 @@ def test_a_model_by_name_is_refused(
         f"error: --model ViT-B/16 is for training from scratch: the model to fine-tune is {digits_file}"
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_head_is_kept_or_fitted_not_both(digits_file: Path, tmp_path: Path) -> None:
+    both = FinetuneConfig(keep_head=True, fit_head="yes", out=str(tmp_path / "run"), device="cpu")
+    with pytest.raises(OptionError, match="--fit-head yes makes a new head and --keep-head keeps the old"):
+        finetune(str(digits_file), "digits", both)
+    assert not (tmp_path / "run").exists()
+    fitted = [setup.fits_head(FinetuneConfig(keep_head=keep), MODEL.architecture) for keep in (False, True)]
+    assert fitted == [True, False]  # where time decides
 
 
 def _finetune_here(source: str, out: str) -> None:

@@ -41,9 +41,35 @@ def test_changed_options_are_refused(data: str, undisturbed: Result, tmp_path: P
 def test_another_seed_is_not_told_as_other_data() -> None:
     """The held-out images follow from the seed, and the checksum of the data with them."""
     before = {"seed": 0, "data": "1f", "checkpoint": "2e"}
-    assert folder.changes(before, {**before, "seed": 1, "data": "3d"}) == ["seed was 0 and is now 1"]
-    (other,) = folder.changes(before, {**before, "checkpoint": "4c"})
+    stored = {"options": before, "plan": {}}
+    assert folder.changes(stored, {**before, "seed": 1, "data": "3d"}) == ["seed was 0 and is now 1"]
+    (other,) = folder.changes(stored, {**before, "checkpoint": "4c"})
     assert other == "the model to start from has other weights now"
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen", "usual"), [("tune", "head", "full"), ("warmup", 0.05, 0.1), ("seed", 5, 0)]
+)
+def test_an_option_that_was_left_open_is_what_the_plan_says(name: str, chosen: object, usual: object) -> None:
+    """Not what it usually is: time chooses what to tune, a recipe has a warm-up and a seed."""
+    stored = {"options": {"lr": 1.0, name: None}, "plan": {name: chosen}}
+    assert folder.changes(stored, {"lr": 1.0}) == []
+    assert folder.changes(stored, {"lr": 1.0, name: chosen}) == []
+    (change,) = folder.changes(stored, {"lr": 1.0, name: usual})
+    assert change == f"{name} was {json.dumps(chosen)} and is now {json.dumps(usual)}"
+    assert folder.changes({"options": {}, "plan": {}}, {name: usual}) == []  # of an earlier version
+
+
+@pytest.mark.parametrize("document", [{"model_type": "vit"}, [], {"options": {}, "plan": None}], ids=str)
+@pytest.mark.parametrize("option", ["--out", "--recipe"])
+def test_a_folder_of_another_program_is_named(
+    document: object, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hugging Face's folders have a config.json too."""
+    files.write_json(tmp_path / "model" / "config.json", document)
+    assert cli.main(["train", "digits", option, str(tmp_path / "model"), "--device", "cpu"]) == 1
+    assert "holds a config.json that is not a run's" in capsys.readouterr().err
+    assert json.loads((tmp_path / "model" / "config.json").read_text()) == document
 
 
 def test_a_second_process_is_refused(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +146,7 @@ def test_one_process_a_run_folder(tmp_path: Path, forked: bool) -> None:
 def test_changed_options_are_refused_with_both_values(tmp_path: Path) -> None:
     before = {"lr": 0.001, "image_size": [32, 32], "model": "vit_tiny", "ema": None}
     files.write_json(tmp_path / "config.json", before)
-    stored = json.loads((tmp_path / "config.json").read_text())
+    stored = {"options": json.loads((tmp_path / "config.json").read_text()), "plan": {}}
     folder.refuse_changes(stored, {**before, "image_size": (32, 32)}, tmp_path)
     with pytest.raises(ResumeError) as caught:
         folder.refuse_changes(stored, {**before, "lr": 0.01, "ema": 0.99}, tmp_path)
@@ -194,7 +220,7 @@ def test_an_unfinished_folder_in_use_is_passed_over_unless_it_is_the_same_run(
     other = RunLock(Path("runs/stripes"))  # has not written its options yet
     lock = folder.take(None, data, {"lr": 1.0})
     assert lock.folder == Path("runs/stripes-2")
-    files.write_json(lock.folder / "config.json", {"options": {"lr": 1.0}})
+    files.write_json(lock.folder / "config.json", {"options": {"lr": 1.0}, "plan": {}})
     with pytest.raises(ResumeError, match="runs/stripes-2 is in use by process"):
         folder.take(None, data, {"lr": 1.0})
     third = folder.take(None, data, {"lr": 2.0})

@@ -13,6 +13,7 @@ from vitreous.data.augment import resolve
 from vitreous.data.batch import Batch
 from vitreous.data.device import DeviceLoader
 from vitreous.data.host import HostLoader, Sampling
+from vitreous.data.images import ArrayImages
 from vitreous.data.pipeline import SmallViews
 from vitreous.data.split import Split, typical_size
 from vitreous.errors import DataError
@@ -101,9 +102,26 @@ def make_loader(
     }
     if pixels == "device":
         return DeviceLoader(split, progress=progress, **common)
-    there = pixels == "decode" and training and small is None  # the device cuts crops of one size only
+    there = pixels == "decode" and not why_not_decoded(split, preprocessing, common["augment"], small)
     decode: Literal["host", "device"] = "device" if there else "host"
     return HostLoader(split, workers=workers, cache=cache, cache_limit=cache_limit, decode=decode, **common)
+
+
+def why_not_decoded(
+    split: Split, preprocessing: Preprocessing, augment: Augment | None, small: SmallViews | None
+) -> str:
+    """Return why the device can't decode and crop a split's JPEGs batch by batch; nothing if it can."""
+    reasons = {
+        "the images are arrays": isinstance(split.images, ArrayImages),
+        "the device cuts crops of one size only": small is not None,
+        "no random crops are cut": augment is None
+        or augment.crop_scale is None
+        or preprocessing.resize == "pad",
+        "the device decodes colours only": preprocessing.channels != 3,
+        f"the device does not resize by {preprocessing.interpolation}": preprocessing.interpolation
+        not in ("bilinear", "bicubic"),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def _fitted(

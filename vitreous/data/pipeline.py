@@ -119,9 +119,7 @@ class Pipeline:
         size = pixels.preprocessing.image_size
         self.shown = [] if augment is None else shown_as(augment, size, views, small)
         self.rank, self.world_size, self.operate = rank, world_size, operate
-        settings = pixels.preprocessing
-        resizable = settings.channels == 3 and settings.interpolation in ("bilinear", "bicubic")
-        self.decode = decode or not pixels.crops or not resizable
+        self.decode = decode
         self.known_bad: dict[int, str] = {}
 
     def __getitem__(self, item: tuple[int, int]) -> Raw:

@@ -118,7 +118,7 @@ class Classifier:
         """Return a classifier with the same weights that merges `merge` patches in each block; 0: itself."""
         from vitreous.models.merge import merging
 
-        return replace(self, model=merging(self.model, merge)) if merge else self
+        return replace(self, model=merging(self.model, merge), engine=None) if merge else self
 
     def predict(
         self,

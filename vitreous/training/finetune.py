@@ -46,6 +46,10 @@ def finetune(
         raise OptionError(
             f"--model {options.model} is for training from scratch: the model to fine-tune is {source}"
         )
+    if options.keep_head and options.fit_head == "yes":
+        raise OptionError(
+            "--fit-head yes makes a new head and --keep-head keeps the old one: give one of them"
+        )
     if options.shard and options.fit_head == "yes":
         raise OptionError("--fit-head yes needs the whole model on each rank: leave --shard out")
     if options.init is not None:

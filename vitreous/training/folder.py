@@ -13,7 +13,7 @@ from vitreous import console
 from vitreous.errors import ResumeError, VitreousError
 
 DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none", "tune": "full"}
-"""What earlier versions recorded for options that the user had not given."""
+"""What these options mean where the plan of an earlier version does not tell."""
 
 
 class FolderInUse(ResumeError):
@@ -85,7 +85,7 @@ def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
     others: list[tuple[Path, list[str]]] = []
     for folder in names(data):
         started = (folder / "config.json").exists()
-        if started and (changed := changes(read_json(folder / "config.json")["options"], now)):
+        if started and (changed := changes(read_config(folder), now)):
             others.append((folder, changed))
             continue
         try:
@@ -137,19 +137,26 @@ CHECKSUMS = {
 """What to say of a checksum that differs, since nobody can read the numbers."""
 
 
-def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+def refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     """Refuse options that differ from those that a run was started with, naming each."""
-    if changed := changes(before, now):
+    if changed := changes(stored, now):
         raise ResumeError(
             f"{folder} holds a run with other options: {'; '.join(changed)}: "
             f"repeat the old ones, or give another --out"
         )
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return how these options differ from those that a run was started with."""
-    now = {**DEFAULTS, **_given(json.loads(json.dumps(now)))}  # as `before` was read: tuples are lists
-    before = {**DEFAULTS, **_given(before)}
+def changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return how these options differ from those that a run was started with.
+
+    An option that is given now and was not then is no change if the plan has the same value.
+    """
+    before, plan = _given(stored["options"]), stored["plan"]
+    now = _given(json.loads(json.dumps(now)))  # as `before` was read: tuples are lists
+    for name, default in DEFAULTS.items():
+        if name in now or name in before:
+            before.setdefault(name, plan.get(name, default))
+            now.setdefault(name, default)
     other = {name for name in {*before, *now} if before.get(name) != now.get(name)}
     if "seed" in other:
         other.discard("data")  # the held-out images follow from the seed
@@ -158,6 +165,19 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         or f"{name} was {json.dumps(before.get(name))} and is now {json.dumps(now.get(name))}"
         for name in sorted(other)
     ]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read what a run wrote into `config.json` when it started: its options and its plan, beside others."""
+    found = read_json(folder / "config.json")
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), dict) for key in ("options", "plan")
+    ):
+        raise ResumeError(
+            f"{folder} holds a config.json that is not a run's: another program made it: "
+            f"choose another folder"
+        )
+    return found
 
 
 def read_json(path: Path) -> Any:

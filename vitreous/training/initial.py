@@ -89,8 +89,8 @@ def began_from_scratch(data: str, options: TrainConfig, dataset: Dataset) -> boo
     """Tell whether the same command began a run from scratch, before there was a model to start from."""
     now = setup.identity(data, dataset, options)
     named = takewhile(Path.exists, folder.names(data)) if options.out is None else [Path(options.out)]
-    stored = [each / "config.json" for each in named if (each / "config.json").is_file()]
-    return any(not folder.changes(folder.read_json(each)["options"], now) for each in stored)
+    stored = [each for each in named if (each / "config.json").is_file()]
+    return any(not folder.changes(folder.read_config(each), now) for each in stored)
 
 
 def photographs(split: Split) -> bool:

@@ -11,6 +11,8 @@ from vitreous.config import Augment, TrainConfig
 from vitreous.data import Dataset, Loader, SmallViews, Split, make_loader
 from vitreous.data.device_store import fits
 from vitreous.data.images import ArrayImages
+from vitreous.data.loader import why_not_decoded
+from vitreous.errors import OptionError
 from vitreous.evals.outputs import FEW
 from vitreous.training.plan import Plan
 from vitreous.training.setup import cores
@@ -25,16 +27,13 @@ def training_loader(
     plan: Plan,
     options: TrainConfig,
     world: parallel.World,
+    pixels: Where,
     *,
     views: int = 1,
     small: SmallViews | None = None,
 ) -> Loader:
     """Return the loader of training images, each in `views` views, and in `small` ones where given."""
     split = dataset.splits["train"]
-    chosen = where(split, plan, options, world, plan.augment) if world.is_main else ("host", "")
-    pixels, reason = parallel.broadcast(chosen, world)  # the same for all ranks: timings would differ
-    if world.is_main and world.device.type == "cuda":
-        console.note(reason)
     return make_loader(
         split,
         augment=plan.augment,
@@ -45,6 +44,32 @@ def training_loader(
         small=small,
         **_common(split, plan, options, world, pixels),
     )
+
+
+def where_to_train(
+    split: Split,
+    plan: Plan,
+    options: TrainConfig,
+    world: parallel.World,
+    *,
+    small: SmallViews | None = None,
+    before: Where | None = None,
+) -> Where:
+    """Return where the training images are kept, decoded and varied, the same for all ranks, and say why.
+
+    `before`: where they were when the run started. Host and device differ by a grey level here and there, so
+    a run that goes on stays where it was if it can.
+    """
+    hindrance = why_not_decoded(split, plan.preprocessing, plan.augment, small)
+    if options.pixels == "decode" and hindrance:
+        raise OptionError(f"--pixels decode has no effect here: {hindrance}: leave it out")
+    chosen: tuple[Where, str] = ("host", "")
+    if world.is_main:
+        chosen = where(split, plan, options, world, plan.augment, small=small, before=before)
+    pixels, reason = parallel.broadcast(chosen, world)  # timings would differ
+    if world.is_main and world.device.type == "cuda":
+        console.note(reason)
+    return pixels
 
 
 def evaluation_loader(split: Split, plan: Plan, options: TrainConfig, world: parallel.World) -> Loader:
@@ -72,18 +97,32 @@ def _common(
 
 
 def where(
-    split: Split, plan: Plan, options: TrainConfig, world: parallel.World, augment: Augment | None
+    split: Split,
+    plan: Plan,
+    options: TrainConfig,
+    world: parallel.World,
+    augment: Augment | None,
+    *,
+    small: SmallViews | None = None,
+    before: Where | None = None,
 ) -> tuple[Where, str]:
-    """Return where a split's pixels are kept, decoded and varied, and why."""
+    """Return where a split's pixels are kept, decoded and varied, and why.
+
+    `augment`: how training varies them; None: evaluation. `before`: where they were until now.
+    """
     if options.pixels != "auto":
         return options.pixels, f"pixels: {options.pixels}, as asked"
     if world.device.type != "cuda":
         return "host", f"pixels stay on the host, which computes on its {world.device.type}"
     free, _ = torch.cuda.mem_get_info(world.device)
     fitting, reason = fits(split, plan.preprocessing, free, augment=augment)
+    decodes = not why_not_decoded(split, plan.preprocessing, augment, small)
+    possible: dict[Where, bool] = {"device": fitting, "decode": decodes, "host": True}
+    if before is not None and possible[before]:
+        return before, f"pixels: {before}, as when the run started"
     if fitting:
         return "device", reason
-    if augment is None or augment.crop_scale is None or isinstance(split.images, ArrayImages):
+    if not decodes:
         return "host", reason
     rates = decoding_rates(split, plan, world, max(1, reading_workers(split, options)))
     both = f"about {rates['decode']:,.0f} images/s there, {rates['host']:,.0f} by the host's workers"
@@ -114,8 +153,8 @@ def decoding_rates(split: Split, plan: Plan, world: parallel.World, workers: int
 
 
 def validation_split(dataset: Dataset) -> str | None:
-    """Return the split that a run is evaluated on along the way."""
-    return next((name for name in ("val", "test") if name in dataset.splits), None)
+    """Return the split that a run is evaluated on along the way: never `test`, which would then choose."""
+    return "val" if "val" in dataset.splits else None
 
 
 def reading_workers(split: Split, options: TrainConfig) -> int:

@@ -171,6 +171,9 @@ class Training:
     loader: Loader
     validation: Loader | None
     checkpoints: Checkpoints
+    saved: Saved | None
+    """The checkpoint that the run goes on from."""
+    pixels: loaders.Where
     # Made by `take_up`: where the run is.
     position: Position
     clock: Clock
@@ -214,8 +217,18 @@ class Training:
             model = start.model(plan.architecture)
             self.note(f"learning: {tuning.apply(model, plan.tune)}")
         self.objective = make_objective(model, plan, self.dataset)
+        self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
+        self.saved = self.checkpoints.newest()
+        self.pixels = loaders.where_to_train(
+            self.dataset.splits["train"],
+            plan,
+            options,
+            world,
+            small=self.objective.small,
+            before=self.saved.values.get("pixels") if self.saved else None,
+        )
         views = {"views": self.objective.views, "small": self.objective.small}
-        self.loader = loaders.training_loader(self.dataset, plan, options, world, **views)
+        self.loader = loaders.training_loader(self.dataset, plan, options, world, self.pixels, **views)
         self.validation = None
         if (name := loaders.validation_split(self.dataset)) is not None:
             self.validation = loaders.evaluation_loader(self.dataset.splits[name], plan, options, world)
@@ -228,10 +241,9 @@ class Training:
             precision=plan.precision,
             frozen=self.objective.frozen,
         )
-        self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
         if plan.fit_head and options.shard:
             self.note("head: starts at zero, because --shard leaves no rank with the whole model to fit it")
-        elif plan.fit_head and self.checkpoints.newest() is None:
+        elif plan.fit_head and self.saved is None:
             head.fit(self.objective.model, self.dataset, plan.preprocessing, world, plan.precision)
         self.state = State(self.objective, plan, capturable=bool(self.lag))
         gradients = Gradients(
@@ -258,8 +270,7 @@ class Training:
     def take_up(self, caller: Caller) -> None:
         """Go to the newest intact checkpoint, or to the start; start the clock and the log."""
         plan, per_epoch, stage = self.plan, self.loader.steps_per_epoch, self.stage
-        saved = self.checkpoints.newest()
-        begins = self._restore(saved)
+        begins = self._restore(self.saved)
         after = len(self.dataset.splits.get("test", ())) + min(advice.SAMPLE, len(self.loader.split))
         self.clock = Clock(
             caller.started,
@@ -285,10 +296,10 @@ class Training:
             caller=caller,
             warm=1 + self.lag,
         )
-        if saved is None:
+        if self.saved is None:
             self.save()  # a rollback always has one to go back to
         else:
-            self.log.go_on_with(saved.values.get("running", {}))
+            self.log.go_on_with(self.saved.values.get("running", {}))
 
     def _restore(self, saved: Saved | None) -> bool:
         """Go to where a checkpoint was taken, or to the start; return whether a stage of the run begins."""
@@ -459,7 +470,7 @@ class Training:
         """Take a checkpoint; it becomes durable in the background."""
         self.position.seconds = self.seconds
         values = {**self.position.to_json(), "running": self.log.running()}
-        values["threads"] = torch.get_num_threads()
+        values |= {"threads": torch.get_num_threads(), "pixels": self.pixels}
         self.checkpoints.save(self.position.step, self.state.tensors(), values)
         self.clock.saved(self.position.step)
 

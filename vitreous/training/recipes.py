@@ -4,7 +4,6 @@ A recipe is how a run was made: `--recipe runs/flowers` takes everything from th
 option overrides.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
@@ -17,6 +16,7 @@ from vitreous.errors import OptionError, nearest
 from vitreous.models import architecture
 from vitreous.models.architecture import Architecture
 from vitreous.training import tuning
+from vitreous.training.folder import read_config
 from vitreous.training.plan import NAMES, tuples
 
 FEW = 20_000
@@ -72,7 +72,7 @@ def read(source: str) -> Recipe:
             f"{', '.join(TABLE)}, auto and none{nearest(source, TABLE)}"
         )
     if (path / "config.json").is_file():
-        plan = json.loads((path / "config.json").read_text())["plan"]
+        plan = read_config(path)["plan"]
         shape = architecture.from_dict(plan["architecture"])
         resize = plan["preprocessing"]["resize"]
     elif path.is_file() and checkpoint.is_sealed(path):

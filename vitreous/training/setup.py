@@ -135,8 +135,8 @@ def agree_on_plan(
         if (left_out := said(dataset.left_out)) is not None:
             console.note(left_out)
         if path.exists():
-            stored = folder.read_json(path)
-            folder.refuse_changes(stored["options"], now, run)
+            stored = folder.read_config(run)
+            folder.refuse_changes(stored, now, run)
             chosen.append(_stored_plan(stored, dataset))
             return
         noticed = noted(dataset, require_readable(dataset))
@@ -224,7 +224,8 @@ def fits_head(options: FinetuneConfig, model: Architecture) -> bool:
     """Tell whether the head is fitted first where time decides: as asked, else wherever it can be."""
     if options.fit_head is not None:
         return options.fit_head == "yes"
-    return model.kind == "vit" and not options.shard  # a ResNet's head is a convolution; a shard is no matrix
+    # A ResNet's head is a convolution, a shard is no matrix, and a head to be kept is not replaced.
+    return model.kind == "vit" and not options.shard and not options.keep_head
 
 
 def _recipe(options: FinetuneConfig, facts: Facts) -> recipes.Recipe:

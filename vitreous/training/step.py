@@ -77,8 +77,9 @@ class Step:
         self.state.clear_gradients()
 
     def resume(self) -> None:
-        """Take steps again after one was refused, or after the state was restored."""
+        """Take steps again after one was refused, or after the state was restored; forget its gradients."""
         self.refused.zero_()
+        self.state.clear_gradients()
 
     def deliver(self, names: tuple[str, ...], values: Tensor) -> Outcome:
         """Send the figures to the host, without waiting for them to arrive."""
