@@ -352,6 +352,25 @@ def test_a_run_is_measured_on_what_it_held_out(tmp_path: Path, capsys: pytest.Ca
     assert "held out" not in capsys.readouterr().err
 
 
+def test_calibration_is_fitted_on_what_the_run_held_out(digits_file: Path, tmp_path: Path) -> None:
+    """Also where what is measured is a split of its own: only the val images are other ones."""
+    arrays = {"x_train": "train", "x_test": "test"}
+    splits = open_data("digits").splits
+    given: dict[str, np.ndarray] = {}
+    for name, part in arrays.items():
+        few = splits[part].select(np.arange(120))
+        given[name] = np.stack([np.asarray(few.read(row, 1)) for row in range(120)])
+        given[name.replace("x", "y")] = few.targets
+    np.savez(tmp_path / "digits.npz", **given)  # pyright: ignore[reportArgumentType]
+    clf = vitreous.load(digits_file)
+    clf.about = {**clf.about, "recipe": {"seed": 3}}
+    source = str(clf.save(tmp_path / "sealed.safetensors"))
+    evaluate(source, str(tmp_path / "digits.npz"), EvaluateConfig(seed=0))  # the test split is its own
+    with pytest.raises(DataError, match="--calibrate would seal that"):
+        evaluate(source, str(tmp_path / "digits.npz"), EvaluateConfig(seed=0, calibrate=True))
+    evaluate(source, str(tmp_path / "digits.npz"), EvaluateConfig(seed=3, calibrate=True))
+
+
 @pytest.mark.parametrize("sealed", [-1, "5", 2.5, True, None])
 def test_a_seed_that_is_none_is_zero(digits_file: Path, sealed: object) -> None:
     classifier = vitreous.load(digits_file)

@@ -36,60 +36,20 @@ if TYPE_CHECKING:
     from vitreous.predict import Classifier as Classifier
     from vitreous.predict import load as load
 
-_HOME = {
-    "Classifier": "vitreous.predict",
-    "Figures": "vitreous.figures",
-    "Run": "vitreous.api",
-    "VitreousError": "vitreous.errors",
-    "attention_maps": "vitreous.inspection",
-    "bench": "vitreous.api",
-    "check": "vitreous.api",
-    "clean": "vitreous.api",
-    "convert": "vitreous.api",
-    "create_model": "vitreous.models.zoo",
-    "distill": "vitreous.api",
-    "embed": "vitreous.api",
-    "evaluate": "vitreous.api",
-    "export": "vitreous.api",
-    "finetune": "vitreous.api",
-    "inspect": "vitreous.api",
-    "list_models": "vitreous.models.zoo",
-    "load": "vitreous.predict",
-    "predict": "vitreous.api",
-    "pretrain": "vitreous.api",
-    "probe": "vitreous.api",
-    "reproduce": "vitreous.api",
-    "search": "vitreous.api",
-    "train": "vitreous.api",
+_NAMES = {
+    "vitreous.api": (
+        *("Run", "bench", "check", "clean", "convert", "distill", "embed", "evaluate", "export", "finetune"),
+        *("inspect", "predict", "pretrain", "probe", "reproduce", "search", "train"),
+    ),
+    "vitreous.errors": ("VitreousError",),
+    "vitreous.figures": ("Figures",),
+    "vitreous.inspection": ("attention_maps",),
+    "vitreous.models.zoo": ("create_model", "list_models"),
+    "vitreous.predict": ("Classifier", "load"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = [
-    "Classifier",
-    "Figures",
-    "Run",
-    "VitreousError",
-    "__version__",
-    "attention_maps",
-    "bench",
-    "check",
-    "clean",
-    "convert",
-    "create_model",
-    "distill",
-    "embed",
-    "evaluate",
-    "export",
-    "finetune",
-    "inspect",
-    "list_models",
-    "load",
-    "predict",
-    "pretrain",
-    "probe",
-    "reproduce",
-    "search",
-    "train",
-]
+__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 class _Package(ModuleType):

@@ -58,7 +58,8 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
         raise DataError(
             "--corruptions, --real-labels and --restrict need one label per image: leave them out"
         )
-    if name in dataset.carved:
+    fitted = options.calibrate and "val" in dataset.carved
+    if name in dataset.carved or fitted:
         _tell_other_parts(source, classifier, seed, calibrate=options.calibrate)
     if options.abstain is not None:
         classifier.about = {**classifier.about, "abstain": options.abstain}

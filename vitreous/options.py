@@ -129,6 +129,26 @@ def refuse_unused(options: Any, names: Iterable[str], why: str) -> None:
             raise OptionError(f"--{flag_name(known[name])} has no effect {why}: leave it out")
 
 
+def refuse_foreign(options: Any) -> None:
+    """Refuse the options that a verb inherited and has no use for."""
+    for each in fields(options):
+        if (why := unused(each)) is not None:
+            refuse_unused(options, (each.name,), why)
+
+
+def refuse_foreign_flags(kind: type[Any], arguments: Iterable[str]) -> None:
+    """Refuse flags of the options that a verb inherited and has no use for: its parser doesn't know them."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    for each in fields(kind):
+        if (why := unused(each)) is not None and f"--{flag_name(each)}" in given:
+            raise OptionError(f"--{flag_name(each)} has no effect {why}: leave it out")
+
+
+def unused(field: "Field[Any]") -> str | None:
+    """Return why a verb has no use for an option that it inherited: it is neither shown nor taken."""
+    return field.metadata.get("unused")
+
+
 def takes(kind: type[Any]) -> Callable[[Function], Function]:
     """Show a function's `**options` as the fields of a dataclass, in its signature and its docstring."""
 
@@ -138,6 +158,8 @@ def takes(kind: type[Any]) -> Callable[[Function], Function]:
         about, hints = descriptions(kind), get_type_hints(kind)
         lines = []
         for each in fields(kind):
+            if unused(each) is not None:
+                continue
             default = inspect.Parameter.empty if each.default is MISSING else each.default
             kept.append(
                 inspect.Parameter(
@@ -146,6 +168,7 @@ def takes(kind: type[Any]) -> Callable[[Function], Function]:
             )
             lines.append(f"        {each.name}: {about.get(each.name, '')}")
         function.__signature__ = own.replace(parameters=kept)  # type: ignore[attr-defined]
+        function.config = kind  # type: ignore[attr-defined]
         function.__doc__ = f"{(function.__doc__ or '').rstrip()}\n\n    Options:\n" + "\n".join(lines) + "\n"
         return function
 

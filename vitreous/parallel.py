@@ -320,6 +320,15 @@ def any_rank(flags: Sequence[bool], world: World) -> list[bool]:
     return [bool(flag) for flag in raised.tolist()]
 
 
+def largest(number: int, world: World) -> int:
+    """Return the largest of the ranks' numbers."""
+    if world.size == 1:
+        return number
+    known = torch.tensor(number)
+    dist.all_reduce(known, op=dist.ReduceOp.MAX)  # a CPU tensor, as above
+    return int(known)
+
+
 def agree(flag: Tensor, world: World) -> Tensor:
     """Return on every rank's device whether any rank's flag is true, without waiting for it."""
     if world.size == 1:

@@ -127,6 +127,26 @@ def _on_ranks(folder: Path) -> None:
             (folder / "found.json").write_text(json.dumps([found, means.document()]))
 
 
+def _parts(folder: Path) -> None:
+    """65 images on two ranks, 32 at a time: one part for the one, two for the other."""
+    with parallel.join("cpu") as world:
+        model, split = Linear(), open_data("digits").splits["train"].select(np.arange(65))
+        sizes: list[int] = []
+        model.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+        inference = Inference(world=world, micro_batch=32)
+        counts = [len(values) for _, values in inference.batches(Feed(split, 65, world), model)]
+        (folder / f"{world.rank}.json").write_text(json.dumps([sizes, counts]))
+
+
+def test_ranks_that_share_a_model_call_it_equally_often(tmp_path: Path) -> None:
+    """Each call exchanges its shards: one call more, and its rank would wait for ever."""
+    ranks.run(2, _parts, tmp_path)
+    calls, images = zip(
+        *(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)), strict=True
+    )
+    assert calls == ([32, 1], [32, 1]) and sorted(images) == [[32], [33]]
+
+
 def test_ranks_share_the_work_and_no_image_counts_twice(tmp_path: Path) -> None:
     ranks.run(3, _on_ranks, tmp_path)
     found, means = json.loads((tmp_path / "found.json").read_text())

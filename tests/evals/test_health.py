@@ -1,5 +1,7 @@
 """Whether features are alive: against other calculations, and on features that are dead."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -54,3 +56,11 @@ def test_dead_features_are_found_and_live_ones_are_not() -> None:
     assert found(torch.randn(100, 16) + 3.0) is None  # alike, as of a fresh ViT, but not the same
     assert "cosine" in str(found(torch.randn(16) + 1e-3 * torch.randn(100, 16)))
     assert "effective rank" in str(found(torch.randn(100, 1) * torch.randn(16)))
+
+
+def test_features_that_are_not_numbers_have_no_rank() -> None:
+    """The loop says what to do about figures that are not finite; it must get them."""
+    features = torch.randn(20, 4)
+    features[3, 1] = float("inf")
+    assert math.isnan(health.effective_rank(features))
+    assert not math.isfinite(health.mean_cosine(features))

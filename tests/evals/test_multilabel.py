@@ -5,7 +5,7 @@ import pytest
 import sklearn.metrics
 from scipy.special import expit
 
-from vitreous.evals import multilabel
+from vitreous.evals import metrics, multilabel
 from vitreous.evals.multilabel import Scores
 
 
@@ -115,3 +115,10 @@ def test_calibration_is_over_all_labels_by_hand() -> None:
         gaps.append(abs(values[inside].sum() - truth[inside].sum()))
     found = multilabel.document(scores, list("abcde"))["ece"]
     assert found == pytest.approx(sum(gaps) / 1000) and found > 0.05
+
+
+def test_scores_that_are_not_numbers_have_no_precision() -> None:
+    scores, targets = np.random.default_rng(0).random((20, 3)), np.eye(3, dtype=bool)[np.arange(20) % 3]
+    assert 0.0 < metrics.mean_average_precision(scores, targets) < 1.0
+    scores[4, 2] = np.nan
+    assert np.isnan(metrics.mean_average_precision(scores, targets))

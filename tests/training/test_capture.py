@@ -1,6 +1,6 @@
 """A step that is recorded and replayed ends where ordinary steps do; the graph here is one that computes."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -85,10 +85,17 @@ def test_replayed_steps_end_where_ordinary_ones_do(
 ) -> None:
     """Also after a batch of another shape, whose step adds to no gradient that the recording left."""
     _, expected = learn(Step, batches, undisturbed)
+    modes: list[str] = []
+
+    def recording(graph: Graph, *, capture_error_mode: str) -> AbstractContextManager[None]:
+        modes.append(capture_error_mode)
+        return nullcontext()
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
     step, found = learn(Recorded, batches, undisturbed)
     assert isinstance(step, Recorded) and step.replays == len(batches) - WARM - 2
+    assert modes == ["thread_local"]  # else a loader's thread that pins memory meanwhile ends the run
     assert_same_weights(found, expected)
 
 
@@ -98,7 +105,7 @@ def test_what_can_not_be_recorded_is_taken_as_usual(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def refuse(_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     _, expected = learn(Step, batches, undisturbed)

@@ -294,6 +294,10 @@ def test_another_teacher_is_refused(taught: Result, data: str, teacher: str, tmp
         ({"match": "features", "teacher_share": 0.5}, "--teacher-share has no effect with --match features"),
         ({"match": "features", "loss": "sigmoid"}, "--loss has no effect with --match features"),
         ({"match": "logits", "label_smoothing": 0.2}, "--label-smoothing has no effect with --match logits"),
+        ({"match": "logits", "balance": "loss"}, "--balance loss has no effect with --match logits"),
+        ({"match": "features", "balance": "loss"}, "--balance loss has no effect with --match features"),
+        ({"shard": True}, "--shard can't split a student with --match token"),
+        ({"match": "features", "shard": True}, "--shard can't split a student with --match features"),
         ({"unmixed": 0.5, "mixup": 0.0}, "--unmixed has no effect where no image is mixed"),
     ],
 )

@@ -382,26 +382,6 @@ def test_a_run_goes_on_with_its_own_checkpoint_only(
     assert "the model to start from has other weights now" in capsys.readouterr().err
 
 
-def test_a_model_by_name_is_refused(
-    digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [
-        "finetune",
-        str(digits_file),
-        "digits",
-        "--model",
-        "ViT-B/16",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert cli.main(arguments) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == (
-        f"error: --model ViT-B/16 is for training from scratch: the model to fine-tune is {digits_file}"
-    )
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_head_is_kept_or_fitted_not_both(digits_file: Path, tmp_path: Path) -> None:
     both = FinetuneConfig(keep_head=True, fit_head="yes", out=str(tmp_path / "run"), device="cpu")
     with pytest.raises(OptionError, match="--fit-head yes makes a new head and --keep-head keeps the old"):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +59,23 @@ def test_the_head_gives_what_the_regression_gives(few: str) -> None:
     expected = reference.predict_proba((val[0] - mean) / deviation)
     found = model.head(torch.from_numpy(val[0])).softmax(1).detach().numpy()
     assert np.abs(found - expected).max() < 1e-2
+
+
+def test_no_more_images_than_one_rank_can_bear(few: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "MOST", 60)
+    dataset, classifier = open_data(few), load(SEALED)
+    adapt.set_classes(classifier.model, 10)
+    seen: list[int] = []
+    regress = linear.fit
+
+    def counted(features: np.ndarray, *rest: Any, **options: Any) -> Any:
+        seen.append(len(features))
+        return regress(features, *rest, **options)
+
+    monkeypatch.setattr(linear, "fit", counted)
+    world = parallel.World(device=torch.device("cpu"))
+    head.fit(classifier.model, dataset, classifier.preprocess.preprocessing, world)
+    assert len(dataset.splits["train"]) > 60 and set(seen) == {60}
 
 
 def test_a_run_starts_with_it(few: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import vitreous
 from tests.training.runs import plan_of
+from vitreous import cli
 from vitreous.config import TrainConfig
 from vitreous.data import open_data
 from vitreous.errors import OptionError, VitreousError
@@ -64,10 +65,27 @@ def test_a_named_start_has_its_own_model() -> None:
 
 
 def test_options_of_train_alone_are_refused_elsewhere(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="--init tiny is for train"):
+    with pytest.raises(OptionError, match="--init has no effect in fine-tuning: it starts from the CKPT"):
         vitreous.finetune(SEALED, "digits", init="tiny", out=tmp_path / "a")
-    with pytest.raises(OptionError, match="--init tiny is for train"):
+    with pytest.raises(OptionError, match="--init has no effect in distillation"):
         vitreous.distill(SEALED, "digits", init="tiny", out=tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [("finetune", "--model=ViT-B/16"), ("distill", "--init"), ("pretrain", "--binary-targets")],
+)
+def test_options_of_other_verbs_are_not_shown_and_are_refused_with_the_reason(
+    verb: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = option.partition("=")[0]
+    assert cli.main([verb, "--help"]) == 0
+    assert f"{name} " not in capsys.readouterr().out
+    files = [SEALED, "digits"] if verb != "pretrain" else ["digits"]
+    assert cli.main([verb, *files, option, "--out", str(tmp_path / "run")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {name} has no effect in ")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

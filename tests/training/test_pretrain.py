@@ -17,7 +17,7 @@ from torch import Tensor
 import vitreous
 from tests import ranks
 from tests.forks import FORKS
-from tests.training.runs import assert_same_weights, plan_of, records, weights
+from tests.training.runs import assert_same_run, assert_same_weights, plan_of, records, weights
 from vitreous import parallel
 from vitreous.config import PretrainConfig
 from vitreous.convert import convert
@@ -260,6 +260,32 @@ def test_weight_decay_grows_along_a_cosine(
         assert taken.item() == pytest.approx(expected, rel=1e-4)
 
 
+def _stopped_at_the_last_evaluation(data: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    evaluate, count = Dino.evaluate, 0
+
+    def interrupted(self: Dino, *arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return evaluate(self, *arguments)
+
+    Dino.evaluate = interrupted  # type: ignore[method-assign]
+    pretrain(data, options("dino", out))
+
+
+def test_an_evaluation_that_is_made_up_for_asks_the_same_teacher(
+    runs: dict[str, Result], data: str, tmp_path: Path
+) -> None:
+    """Its temperature follows from the step: right after a start it is that of the first one."""
+    child = FORKS.Process(target=_stopped_at_the_last_evaluation, args=(data, tmp_path / "run"))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 143
+    assert_same_run(pretrain(data, options("dino", tmp_path / "run")).folder, runs["dino"])
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -279,7 +305,9 @@ def test_weight_decay_grows_along_a_cosine(
         ({"objective": "masked", "mask_ratio": 0.5}, "--mask-ratio has no effect with --objective masked"),
         ({"objective": "dino", "decoder_depth": 1}, "--decoder-depth has no effect with --objective dino"),
         ({"mix_probability": 0.5}, "--mix-probability has no effect where no image is mixed"),
-        ({"objective": "dino", "shard": True}, "--shard can't split dino's teacher"),
+        ({"objective": "dino", "shard": True}, "--shard splits models that are trained with labels"),
+        ({"shard": True}, "--shard splits models that are trained with labels"),
+        ({"objective": "dino", "preview": True}, "--preview shows what masked or mae paint"),
         ({"objective": "dino", "crop_scale": (0.0, 0.0)}, "give a --crop-scale"),
         ({"model": "R50+ViT-B/16", "image_size": None, "patch_size": None}, "a plain ViT"),
         ({"init": "tiny", "model": "ViT-Ti/16"}, "--model is for training from scratch"),

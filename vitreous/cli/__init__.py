@@ -15,6 +15,7 @@ import tyro
 from vitreous import api, console
 from vitreous.cli.verbs import VERBS
 from vitreous.errors import VitreousError, nearest
+from vitreous.options import refuse_foreign_flags
 from vitreous.version import __version__
 
 ABOUT = "The Vision Transformer as software: train, measure, look inside, export, serve."
@@ -71,6 +72,8 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _run(verb: str, arguments: list[str], debug: bool) -> int:
     try:
+        if (config := getattr(getattr(api, verb, None), "config", None)) is not None:
+            refuse_foreign_flags(config, arguments)
         tyro.cli(
             VERBS[verb],
             prog=f"vitreous {verb}",

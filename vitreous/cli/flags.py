@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 
 from vitreous.config import GROUPS
-from vitreous.options import AUTO, descriptions, flag_name, is_auto
+from vitreous.options import AUTO, descriptions, flag_name, is_auto, unused
 
 OTHERS = "other"
 """The group of a field that the table of groups does not name."""
@@ -65,7 +65,7 @@ def of(kind: type[Any]) -> Any:
 
 def grouped(kind: type[Any]) -> dict[str, list[str]]:
     """Return the fields of a config by group, both in the order of the table of groups."""
-    known = [each.name for each in fields(kind)]
+    known = [each.name for each in fields(kind) if unused(each) is None]
     if len(known) <= SMALL:
         return {"": known}
     found = {title: [name for name in names if name in known] for title, names in GROUPS.items()}

@@ -1,5 +1,6 @@
 """The words that options can be, and how a field says that it need not be given."""
 
+from dataclasses import field
 from typing import Any, Literal
 
 Resize = Literal["cover", "exact", "pad", "none"]
@@ -19,3 +20,8 @@ ReproduceScale = Literal["quick", "gpu", "paper"]
 
 NOT_GIVEN: dict[str, Any] = {"auto": False}
 """Metadata of a field whose None means that there is no such thing, rather than one that is chosen."""
+
+
+def unused(why: str, *, default: Any = None) -> Any:
+    """Return a field for an inherited option that a verb has no use for: it is not shown, and is refused."""
+    return field(default=default, metadata={"unused": why})

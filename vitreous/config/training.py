@@ -13,7 +13,10 @@ from vitreous.config.choices import (
     Optimizer,
     Precision,
     Schedule,
+    unused,
 )
+
+WITHOUT_LABELS = "in pre-training, which does not learn from labels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +152,9 @@ class TrainConfig:
 class FinetuneConfig(TrainConfig):
     """How a trained model is fitted to another task; else as in training."""
 
+    model: str | None = unused("in fine-tuning: the model is that of the CKPT")
+    init: str | None = unused("in fine-tuning: it starts from the CKPT")
+    initialization: Initialization | None = unused("in fine-tuning: it starts from the CKPT")
     tune: str | None = None
     """What learns: full, head, last:N (the head and the last N blocks), lora or lora:RANK; auto: full, or
     with a time budget as much as fits into it."""
@@ -170,6 +176,7 @@ class FinetuneConfig(TrainConfig):
 class DistillConfig(TrainConfig):
     """How a student learns from a teacher; else as in training."""
 
+    init: str | None = unused("in distillation: a student starts from scratch")
     match: Literal["token", "logits", "features"] = "token"
     """token: DeiT, the teacher teaches a distillation token, the labels the class token; logits: both teach
     the same scores; features: the student reproduces the teacher's features, and labels take no part."""
@@ -187,6 +194,9 @@ class DistillConfig(TrainConfig):
 class PretrainConfig(TrainConfig):
     """How a model learns from pictures alone; else as in training."""
 
+    loss: Loss | None = unused(WITHOUT_LABELS)
+    label_smoothing: float | None = unused(WITHOUT_LABELS)
+    binary_targets: bool = unused(WITHOUT_LABELS, default=False)
     objective: Literal["masked", "mae", "dino"] = "mae"
     """masked: the paper's, colours of patches that are hidden; mae: a masked autoencoder, which sees a
     quarter of the patches and paints the rest; dino: small and large crops of an image look alike."""

@@ -47,6 +47,8 @@ def collect(task: Task, encode: Compute, loader: Loader, inference: Inference, *
 
 def effective_rank(features: Tensor) -> float:  # (N, D)
     """Return RankMe (arXiv 2210.02885): e to the entropy of the singular values' shares; 1 to min(N, D)."""
+    if not features.isfinite().all():
+        return float("nan")  # they have no singular values; torch raises
     values = torch.linalg.svdvals(features.double())
     shares = values / values.sum().clamp(min=1e-12) + 1e-7
     return float(torch.exp(-(shares * shares.log()).sum()))

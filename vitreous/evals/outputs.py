@@ -49,18 +49,28 @@ class Inference:
                 raise Interrupted
 
     def values(self, batch: Batch, compute: Compute) -> Tensor:
-        """Compute one batch, in parts where memory is short."""
+        """Compute one batch, in parts where memory is short.
+
+        All ranks compute as many images, some of them blank: those that share a model exchange it in each
+        part, and one with fewer parts would keep the others waiting.
+        """
         count, images, mask = len(batch), batch.images, batch.mask
-        if count == 0:  # a rank without images still takes part in the exchange of shards
-            images = images.new_zeros(1, *images.shape[1:])
-            mask = None if mask is None else mask.new_ones(1, *mask.shape[1:])
-        size = self.micro_batch or max(1, count)
+        most = max(1, parallel.largest(count, self.world))
+        images = _filled_up(images, most, 0.0)
+        mask = None if mask is None else _filled_up(mask, most, True)
+        size = self.micro_batch or most
         parts = []
         for start in range(0, len(images), size):
             part = slice(start, start + size)
             with parallel.autocast(self.world.device, self.precision):
                 parts.append(compute(images[part], None if mask is None else mask[part]).float())
         return torch.cat(parts)[:count]
+
+
+def _filled_up(rows: Tensor, count: int, value: float | bool) -> Tensor:
+    """Return the tensor with rows of one value added to its own, so that there are as many as asked for."""
+    missing = count - len(rows)
+    return rows if not missing else torch.cat([rows, rows.new_full((missing, *rows.shape[1:]), value)])
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ class CapturedStep(Step):
         self._batch = _copied(batch)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            # The loader's threads may pin memory meanwhile, which is no part of the recording.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 figures = self.move(self.gradients.add_up(self._batch))
                 self._names, self._values = tuple(figures), stacked(figures)
         except RuntimeError as error:

@@ -64,8 +64,6 @@ def _check(options: DistillConfig) -> None:
     if not 0.0 < options.temperature < float("inf"):
         raise OptionError(f"--temperature {options.temperature} is out of range: give more than 0, such as 2")
     _refuse_unused(options)
-    if options.init is not None:
-        raise OptionError(f"--init {options.init} is for train: a student starts from scratch")
 
 
 def _refuse(plan: Plan) -> None:
@@ -84,7 +82,12 @@ def _refuse_unused(options: DistillConfig) -> None:
         if _hard(options):
             refuse_unused(options, ("temperature",), "on hard targets, the teacher's best class")
     if options.match == "features" or _share(options) == 1.0:
-        refuse_unused(options, LABELLED, f"{by}, where labels have no part in the loss")
+        unlabelled = f"{by}, where labels have no part in the loss"
+        refuse_unused(options, LABELLED, unlabelled)
+        if options.balance == "loss":
+            raise OptionError(f"--balance loss has no effect {unlabelled}: leave it out")
+    if options.shard and options.match != "logits":  # parts of the student are called by themselves
+        raise OptionError(f"--shard can't split a student {by}: leave it out, or --match logits")
 
 
 def _hard(options: DistillConfig) -> bool:

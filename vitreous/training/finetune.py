@@ -42,18 +42,12 @@ def finetune(
     setup.check_options(options)
     if options.tune is not None:
         tuning.parse(options.tune)  # before anything is read or written
-    if options.model is not None:
-        raise OptionError(
-            f"--model {options.model} is for training from scratch: the model to fine-tune is {source}"
-        )
     if options.keep_head and options.fit_head == "yes":
         raise OptionError(
             "--fit-head yes makes a new head and --keep-head keeps the old one: give one of them"
         )
     if options.shard and options.fit_head == "yes":
         raise OptionError("--fit-head yes needs the whole model on each rank: leave --shard out")
-    if options.init is not None:
-        raise OptionError(f"--init {options.init} is for train: the model to fine-tune is {source}")
     if dataset is None:
         dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
         if options.train_limit is not None:

@@ -19,6 +19,8 @@ from vitreous.evals import linear, outputs
 from vitreous.evals.features import Part
 from vitreous.models.weights import Model
 
+MOST = 50_000
+"""Training images that the regression is fitted to, at most: one rank does it, and others wait."""
 STRENGTH = 1e-2
 """λ of the regression if there are no held-out images to choose it by."""
 
@@ -44,7 +46,8 @@ def fit(
             seen = partial(_seen, model, layer, preprocessing=preprocessing, precision=precision)
             weight, bias = _regression(seen, dataset)
             found[0] |= {f"{path}.weight": weight, f"{path}.bias": bias}
-        console.note(f"head: fitted to the features of {len(dataset.splits['train']):,} images")
+        count = min(MOST, len(dataset.splits["train"]))
+        console.note(f"head: fitted to the features of {count:,} images")
 
     parallel.on_main(regress, world)
     tensors = parallel.broadcast(found[0] if found else None, world)
@@ -57,14 +60,18 @@ def fit(
 
 def _regression(seen: Callable[[Split], Part], dataset: Dataset) -> tuple[Tensor, Tensor]:
     """Return the head's weight (K, D) and bias (K,); its strength is chosen on val."""
-    classes, train = len(dataset.labels), seen(dataset.splits["train"])
+    classes, train = len(dataset.labels), seen(_some(dataset.splits["train"]))
     strength, held_out = STRENGTH, dataset.splits.get("val")
     if held_out is not None and len(held_out):
         metric = "mean_average_precision" if dataset.multilabel else "accuracy"
-        strength, _ = linear.choose(train, seen(held_out), classes, metric)
+        strength, _ = linear.choose(train, seen(_some(held_out)), classes, metric)
     weight, bias, mean, deviation = linear.fit(*train, classes, strength)
     weight = weight / deviation[:, None]  # for features as they come, not standardised
     return weight.T.float(), (bias - mean @ weight).float()
+
+
+def _some(split: Split) -> Split:
+    return split if len(split) <= MOST else split.select(split.sample(MOST))
 
 
 def _seen(

@@ -245,12 +245,15 @@ class Training:
             self.note("head: starts at zero, because --shard leaves no rank with the whole model to fit it")
         elif plan.fit_head and self.saved is None:
             head.fit(self.objective.model, self.dataset, plan.preprocessing, world, plan.precision)
+        images = min(plan.batch_size, len(self.loader.split))
+        if options.shard:
+            setup.require_equal_shares(images, world)
         self.state = State(self.objective, plan, capturable=bool(self.lag))
         gradients = Gradients(
             module,
             self.objective,
             world,
-            images=min(plan.batch_size, len(self.loader.split)),
+            images=images,
             micro_batch=options.micro_batch or -(-plan.batch_size // world.size),
             precision=plan.precision,
             seed=plan.seed,
@@ -284,6 +287,7 @@ class Training:
         if begins and stage.seconds is not None:
             self.plan_budget(stage.seconds)
         self.clock.begin_schedule(self.position.share)
+        self.objective.before_step(extension.progress(self.stages, self.position))  # for an evaluation
         self.log = Log(
             self.folder,
             self.options,
@@ -328,6 +332,7 @@ class Training:
     def plan_budget(self, budget: float) -> None:
         """Time a few steps that change no weight, and plan for as many as fit."""
         gradients, epoch, timed = self.step.gradients, 0, 0
+        self.objective.train()  # as in the steps that are planned for
         enough = False
         while not enough:
             for batch in self.loader.epoch(epoch):

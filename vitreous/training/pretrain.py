@@ -15,7 +15,7 @@ from vitreous.training import defaults, setup
 from vitreous.training.caller import Caller
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.loop import train
-from vitreous.training.plan import LABELLED, Plan, Task
+from vitreous.training.plan import Plan, Task
 from vitreous.training.recipes import Recipe
 from vitreous.training.results import Result
 from vitreous.training.setup import Start
@@ -66,7 +66,6 @@ def pretrain(
 
 
 def _check(options: PretrainConfig) -> None:
-    refuse_unused(options, LABELLED, "in pre-training, which does not learn from labels")
     if options.balance == "loss":
         raise OptionError(
             "--balance loss weighs the loss of labels, which pre-training does not have: leave it out"
@@ -85,8 +84,10 @@ def _check(options: PretrainConfig) -> None:
     low, high = options.local_scale or (0.1, 1.0)
     if not 0.0 < low <= high <= 1.0:
         raise OptionError(f"--local-scale {low} {high} is out of range: parts of an image, up to 1")
-    if options.shard and options.objective == "dino":
-        raise OptionError("--shard can't split dino's teacher: leave it out")
+    if options.preview and options.objective == "dino":
+        raise OptionError("--preview shows what masked or mae paint, dino paints nothing: leave it out")
+    if options.shard:  # parts of the model are called by themselves, and only the whole gathers its shards
+        raise OptionError("--shard splits models that are trained with labels: leave it out")
 
 
 def _refuse(plan: Plan) -> None:

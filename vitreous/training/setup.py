@@ -20,6 +20,7 @@ from vitreous.models import adapt, cost, zoo
 from vitreous.models.architecture import Architecture
 from vitreous.models.weights import Model
 from vitreous.options import command as command_line
+from vitreous.options import refuse_foreign
 from vitreous.training import defaults, extension, folder, pace, portability, recipes, transfer
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
@@ -40,7 +41,9 @@ LEAST = {
 
 
 def check_options(options: TrainConfig) -> None:
-    """Refuse numbers that no training can use, before anything is read or written."""
+    """Refuse options that the verb has no use for and numbers that no training can use, before anything is
+    read or written."""
+    refuse_foreign(options)
     for name, least in LEAST.items():
         value = getattr(options, name)
         if value is not None and not least <= value < math.inf:
@@ -234,6 +237,15 @@ def _recipe(options: FinetuneConfig, facts: Facts) -> recipes.Recipe:
     if recipe.reason:
         console.note(f"recipe: {recipe.source} ({recipe.reason})")
     return recipe
+
+
+def require_equal_shares(images: int, world: parallel.World) -> None:
+    """Refuse batches whose shares would make some ranks call a sharded model more often than others."""
+    if images % world.size:
+        raise OptionError(
+            f"--shard needs the same number of images on each of {world.size} ranks, and a batch has "
+            f"{images}: give --batch-size {max(1, images // world.size) * world.size}"
+        )
 
 
 def require_classes(dataset: Dataset) -> None:
