@@ -72,15 +72,15 @@ def test_a_dropped_patch_is_one_that_nobody_looks_at(positions: Any, registers: 
     images = torch.randn(3, 3, 32, 32)
     kept = torch.rand(3, 16).argsort(1)[:, :7]
     mask = torch.zeros(3, 16, dtype=torch.bool).scatter(1, kept, True)
-    tokens = made.run_blocks(made.keep(made.embed(images), kept), made.geometry(kept=kept))
+    tokens = made.run_blocks(made.select_patches(made.embed(images), kept), made.geometry(kept=kept))
     torch.testing.assert_close(made.forward_head(tokens), made(images, mask), rtol=0, atol=1e-5)
 
 
 def test_each_image_and_step_drops_others_and_evaluation_none() -> None:
     made = model(patch_drop=0.75, pooling="gap", class_token=False)
     seen: list[torch.Tensor] = []
-    keep = made.keep
-    made.keep = lambda x, kept: (seen.append(kept), keep(x, kept))[1]  # type: ignore[method-assign]
+    keep = made.select_patches
+    made.select_patches = lambda x, kept: (seen.append(kept), keep(x, kept))[1]  # type: ignore[method-assign]
     images = torch.randn(64, 3, 32, 32)
     made.train()
     assert made.forward_features(images).shape == (64, 4, 32)

@@ -79,7 +79,7 @@ def merging(model: Model, merge: int) -> MergingTransformer:
     with torch.device("meta"):
         other = MergingTransformer(config, merge)
     other.load_state_dict(model.state_dict(), assign=True)
-    other.place_tokens()
+    other.build_codes()
     return other.train(model.training)
 
 

@@ -1,7 +1,7 @@
-"""Where the tokens of a ViT are: E_pos of Eq. 1, what attention knows of places, and other grids of patches.
+"""What a ViT knows of where its tokens are: the fixed codes of positions, what attention needs of them, and
+other grids of patches. E_pos is added in `vit.py` (Eq. 1), by the functions of `positions.py`.
 
-Letters: B batch, N patches, n of them kept, D width, H heads. The functions on which all this rests are in
-`positions.py`; what is computed from the tokens is in `vit.py`.
+Letters: B batch, N patches, n of them kept, D width, H heads.
 """
 
 from collections.abc import Iterable
@@ -40,57 +40,13 @@ class Placed(ImageModel):
     config: ViTConfig
     patch_embed: "PatchEmbed"
     blocks: nn.ModuleList
-    cls_token: Tensor | None
-    dist_token: Tensor | None
-    reg_token: Tensor | None
-    pos_drop: nn.Dropout
-    # Fixed position codes, where the kind has them: see `place_tokens`.
+    # Fixed position codes, where the kind has them: see `build_codes`.
     grid_embed: Tensor  # (N, D)
     cosine: Tensor  # (prefix + N, D/H)
     sine: Tensor
     offsets: Tensor  # (prefix + N, prefix + N)
 
-    def create_positions(self) -> None:
-        """Make the parameters of learned positions, where the kind has them; others are computed."""
-        config = self.config
-        if config.positions == "learned":
-            self.pos_embed = nn.Parameter(torch.empty(1, config.placed_prefix + config.patches, config.width))
-        elif config.positions == "learned2d":
-            self.pos_embed_y = nn.Parameter(torch.empty(1, config.grid[0], config.width // 2))
-            self.pos_embed_x = nn.Parameter(torch.empty(1, config.grid[1], config.width // 2))
-
-    def place(self, x: Tensor, grid: Grid | None = None) -> Tensor:  # (B, N, D) → (B, prefix + N, D)
-        """Put the prefix tokens before projected patches, and add the positions (Eq. 1).
-
-        `grid`: that of the patches, if it is not the model's: positions are resampled to it.
-        """
-        placed = self._placed(x, grid)
-        # In training the residual sums have the type of the patches: bf16 halves the memory traffic.
-        return self.pos_drop(placed.to(x.dtype) if self.training else placed)
-
-    def _placed(self, x: Tensor, grid: Grid | None) -> Tensor:
-        tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
-        prefix = [token.expand(x.shape[0], -1, -1) for token in tokens]
-        placed_on: Grid = grid or self.config.grid
-        height, width = placed_on
-        if self.config.positions == "learned":
-            placed = self.config.placed_prefix
-            learned = positions.resample_positions(self.pos_embed, self.config.grid, placed_on, placed)
-            if placed == self.config.prefix:
-                return torch.cat([*prefix, x], dim=1) + learned
-            if placed:  # only the leading prefix tokens have a position: DINOv2 with registers
-                head = torch.cat(prefix, dim=1)
-                prefix = [head[:, :placed] + learned[:, :placed], head[:, placed:]]
-            x = x + learned[:, placed:]
-        elif self.config.positions == "sincos2d":
-            x = x + self.codes(placed_on)["grid_embed"]
-        elif self.config.positions == "learned2d":
-            rows = positions.resample_axis(self.pos_embed_y, height)[:, :, None].expand(-1, -1, width, -1)
-            columns = positions.resample_axis(self.pos_embed_x, width)[:, None].expand(-1, height, -1, -1)
-            x = x + torch.cat([rows, columns], dim=-1).flatten(1, 2)
-        return torch.cat([*prefix, x], dim=1)
-
-    def keep(self, x: Tensor, kept: Tensor) -> Tensor:  # (B, prefix + N, D) → (B, prefix + n, D)
+    def select_patches(self, x: Tensor, kept: Tensor) -> Tensor:  # (B, prefix + N, D) → (B, prefix + n, D)
         """Return the prefix tokens, followed by the patches that are kept (B, n)."""
         return x.gather(1, self._rows(kept)[..., None].expand(-1, -1, x.shape[-1]))
 
@@ -122,7 +78,7 @@ class Placed(ImageModel):
             )
         return Geometry(rotation, offsets, F.pad(mask, (self.config.prefix, 0), value=True)[:, None, None])
 
-    def place_tokens(self) -> None:
+    def build_codes(self) -> None:
         """Compute the fixed position codes of the grid; they are derived, so no checkpoint holds them."""
         self._other_codes: dict[tuple[Grid, torch.device], dict[str, Tensor]] = {}
         for name, code in self._fixed_codes(self.config.grid).items():
@@ -149,6 +105,22 @@ class Placed(ImageModel):
             elif config.positions == "relative":
                 codes["offsets"] = positions.relative_offsets(grid, config.prefix)
         return {name: code.to(device) for name, code in codes.items()}
+
+    def require_shape(self, x: Tensor) -> None:
+        """Refuse images of another shape than the model takes, with the remedy."""
+        config = self.config
+        if tuple(x.shape[1:]) == config.input_shape:
+            return
+        remedy = "check the order of the axes"
+        if x.ndim == 1 + len(config.input_shape):
+            if x.shape[1] != config.in_channels:
+                remedy = f"create the model with in_channels={x.shape[1]}"
+            elif tuple(x.shape[-2:]) != config.image_size:
+                remedy = f"resize the images, or call set_image_size(({x.shape[-2]}, {x.shape[-1]}))"
+            else:
+                remedy = f"create the model with frames={x.shape[2]}"
+        wanted = ", ".join(map(str, config.input_shape))
+        raise ModelError(f"input of shape {tuple(x.shape)} does not fit: expected (B, {wanted}); {remedy}")
 
     @torch.no_grad()
     def set_image_size(self, image_size: Size) -> None:
@@ -177,4 +149,4 @@ class Placed(ImageModel):
             for attention in (block.attn for block in cast("Iterable[Block]", self.blocks)):
                 table = positions.resample_relative(attention.offset_embed, old.grid, new.grid)
                 attention.offset_embed = nn.Parameter(table)
-        self.place_tokens()
+        self.build_codes()

@@ -80,6 +80,5 @@ class ImageModel(nn.Module, ABC):
     def set_patch_size(self, patch_size: Size, image_size: Size | None = None) -> None:
         """Cut images, of this size if given, into other patches from now on."""
 
-    @abstractmethod
-    def place_tokens(self) -> None:
-        """Compute what follows from the grid and is in no checkpoint, if there is anything."""
+    def build_codes(self) -> None:
+        """Compute what follows from the grid and is in no checkpoint: nothing, unless there are positions."""

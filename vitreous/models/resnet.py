@@ -205,9 +205,6 @@ class ResNet(Trunk, ImageModel):
         """Refuse: there are no patches."""
         raise ModelError(f"patch size {patch_size} is for a ViT, a ResNet has no patches: leave it out")
 
-    def place_tokens(self) -> None:
-        """Do nothing: convolutions need no positions."""
-
     def _check_input(self, x: Tensor, mask: Tensor | None) -> None:
         if x.ndim != 4 or x.shape[1] != self.config.in_channels:
             raise ModelError(

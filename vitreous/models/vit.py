@@ -1,13 +1,13 @@
 """The Vision Transformer of "An Image is Worth 16x16 Words" (arXiv 2010.11929), equations 1 to 4.
 
-    z_0  = [x_class; x_p¹E; …; x_pᴺE] + E_pos          Eq. 1   `VisionTransformer.embed`
+    z_0  = [x_class; x_p¹E; …; x_pᴺE] + E_pos          Eq. 1   `VisionTransformer.place`
     z'_l = MSA(LN(z_{l-1})) + z_{l-1}                  Eq. 2   `Block.forward`
     z_l  = MLP(LN(z'_l)) + z'_l                        Eq. 3   `Block.forward`
     y    = LN(z_L⁰)                                    Eq. 4   `VisionTransformer.pool`
 
 Letters: B batch, N tokens, D width, H heads, L layers, P patch, C channels, K classes, T frames.
-What is computed where, and nothing else: no ranks, no compilation, no files. E_pos of every kind, and other
-grids of patches, are in `placed.py`; the paper's start in `initialize.py`.
+What is computed, and nothing else: no ranks, no compilation, no files. Other grids of patches, and positions
+that act inside attention, are in `placed.py`; the paper's start in `initialize.py`.
 """
 
 import torch
@@ -19,6 +19,7 @@ from vitreous.models import kernels, positions
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.initialize import initialize
 from vitreous.models.placed import Geometry, Placed
+from vitreous.models.positions import Grid
 from vitreous.models.protocol import FeaturePooling
 from vitreous.models.resnet import trunk
 
@@ -168,9 +169,8 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor, geometry: Geometry) -> Tensor:  # (B, N, D)
-        # z'_l = MSA(LN(z_{l-1})) + z_{l-1}, then z_l = MLP(LN(z'_l)) + z'_l
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), geometry)))
-        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), geometry)))  # MSA(LN(z)) + z      Eq. 2
+        return x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))  #         MLP(LN(z')) + z'    Eq. 3
 
 
 class AttentionPool(nn.Module):
@@ -205,7 +205,11 @@ class VisionTransformer(Placed):
         self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if config.class_token else None
         self.dist_token = nn.Parameter(torch.empty(1, 1, width)) if config.distilled else None
         self.reg_token = nn.Parameter(torch.empty(1, config.registers, width)) if config.registers else None
-        self.create_positions()
+        if config.positions == "learned":
+            self.pos_embed = nn.Parameter(torch.empty(1, config.placed_prefix + config.patches, width))
+        elif config.positions == "learned2d":
+            self.pos_embed_y = nn.Parameter(torch.empty(1, config.grid[0], width // 2))
+            self.pos_embed_x = nn.Parameter(torch.empty(1, config.grid[1], width // 2))
         self.pos_drop = nn.Dropout(config.embedding_dropout)
 
         last = max(config.depth - 1, 1)
@@ -218,7 +222,7 @@ class VisionTransformer(Placed):
         self.head = self.fresh_classifier()
         if config.distilled:
             self.head_dist = self.fresh_classifier()
-        self.place_tokens()
+        self.build_codes()
         initialize(self)
 
     def forward_features(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -233,7 +237,7 @@ class VisionTransformer(Placed):
             raise ModelError("patches can't be dropped from padded images: set patch_drop to 0")
         order = torch.rand(x.shape[0], self.config.patches, device=x.device).argsort(dim=1)
         kept = order[:, : self.config.trained_patches]
-        return self.run_blocks(self.keep(x, kept), self.geometry(kept=kept))
+        return self.run_blocks(self.select_patches(x, kept), self.geometry(kept=kept))
 
     def run_blocks(self, x: Tensor, geometry: Geometry) -> Tensor:
         """Return z_L, normalised, from all or some of the tokens of z_0 (B, …, D)."""
@@ -259,9 +263,38 @@ class VisionTransformer(Placed):
         return [self.norm(outputs[layer]) if norm else outputs[layer] for layer in chosen]
 
     def embed(self, x: Tensor) -> Tensor:
-        """Return z_0 (B, prefix + N, D): prefix tokens and projected patches, positions added (Eq. 1)."""
-        self._check_input(x)
+        """Return z_0 (B, prefix + N, D) of images: patches, projected and placed (Eq. 1)."""
+        self.require_shape(x)
         return self.place(self.patch_embed(x))
+
+    def place(self, x: Tensor, grid: Grid | None = None) -> Tensor:  # (B, N, D) → (B, prefix + N, D)
+        """Return z_0 = [x_class; x_p¹E; …; x_pᴺE] + E_pos (Eq. 1) of projected patches.
+
+        `grid`: that of the patches, if it is not the model's: positions are resampled to it.
+        """
+        z = self._with_positions(x, grid or self.config.grid)
+        # In training the residual sums have the type of the patches: bf16 halves the memory traffic.
+        return self.pos_drop(z.to(x.dtype) if self.training else z)
+
+    def _with_positions(self, x: Tensor, grid: Grid) -> Tensor:
+        tokens = [token for token in (self.cls_token, self.dist_token, self.reg_token) if token is not None]
+        prefix = [token.expand(x.shape[0], -1, -1) for token in tokens]
+        if self.config.positions == "learned":
+            count = self.config.placed_prefix
+            learned = positions.resample_positions(self.pos_embed, self.config.grid, grid, count)
+            if count == self.config.prefix:
+                return torch.cat([*prefix, x], dim=1) + learned
+            if count:  # only the leading prefix tokens have a position: DINOv2 with registers
+                head = torch.cat(prefix, dim=1)
+                prefix = [head[:, :count] + learned[:, :count], head[:, count:]]
+            x = x + learned[:, count:]
+        elif self.config.positions == "learned2d":
+            rows = positions.resample_axis(self.pos_embed_y, grid[0])[:, :, None].expand(-1, -1, grid[1], -1)
+            columns = positions.resample_axis(self.pos_embed_x, grid[1])[:, None].expand(-1, grid[0], -1, -1)
+            x = x + torch.cat([rows, columns], dim=-1).flatten(1, 2)
+        elif self.config.positions == "sincos2d":
+            x = x + self.codes(grid)["grid_embed"]
+        return torch.cat([*prefix, x], dim=1)  # others act inside attention: see `geometry`
 
     def pool(self, features: Tensor, mask: Tensor | None = None, pooling: FeaturePooling = "model") -> Tensor:
         """Return one vector per image (B, D): y of Eq. 4, or the tokens pooled in another way."""
@@ -323,18 +356,3 @@ class VisionTransformer(Placed):
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
         return layer
-
-    def _check_input(self, x: Tensor) -> None:
-        config = self.config
-        if tuple(x.shape[1:]) == config.input_shape:
-            return
-        remedy = "check the order of the axes"
-        if x.ndim == 1 + len(config.input_shape):
-            if x.shape[1] != config.in_channels:
-                remedy = f"create the model with in_channels={x.shape[1]}"
-            elif tuple(x.shape[-2:]) != config.image_size:
-                remedy = f"resize the images, or call set_image_size(({x.shape[-2]}, {x.shape[-1]}))"
-            else:
-                remedy = f"create the model with frames={x.shape[2]}"
-        wanted = ", ".join(map(str, config.input_shape))
-        raise ModelError(f"input of shape {tuple(x.shape)} does not fit: expected (B, {wanted}); {remedy}")

@@ -50,7 +50,7 @@ def build(weights: Weights) -> Model:
                 "and weights are plain floating-point numbers"
             )
     model.load_state_dict(weights.tensors, strict=True, assign=True)
-    model.place_tokens()
+    model.build_codes()
     return model.eval()
 
 

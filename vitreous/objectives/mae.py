@@ -129,7 +129,8 @@ class MaskedAutoencoder(Unlabelled):
         assert batch.words is not None
         places = draws.shuffled(model.config.patches, draws.MASK, batch.words)  # (B, N)
         kept = places.argsort(1)[:, : self.seen]  # (B, V)
-        x = patches.encode(model, model.keep(model.embed(batch.images), kept), model.geometry(kept=kept))
+        visible = model.select_patches(model.embed(batch.images), kept)
+        x = patches.encode(model, visible, model.geometry(kept=kept))
         return self.decoder(x, places, prefix).float(), places
 
     def wanted(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
