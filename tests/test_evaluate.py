@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 import vitreous
 from tests.conftest import randomize, train_digits
 from vitreous import checkpoint, cli
-from vitreous.config import EvaluateConfig, Preprocessing, ProbeConfig
+from vitreous.config import EvaluateConfig, Preprocessing, ProbeConfig, TrainConfig
 from vitreous.data import open_data
 from vitreous.data.augment import evaluation_transform
 from vitreous.data.images import EncodedImages
@@ -28,6 +28,7 @@ from vitreous.models.architecture import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.predict import Classifier
 from vitreous.probe import probe
+from vitreous.training import train
 
 
 @pytest.fixture
@@ -329,14 +330,14 @@ def unsplit(path: Path) -> Path:
 def test_a_run_is_measured_on_what_it_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of data without splits each seed holds out other images; the run's own is sealed in it."""
     data = unsplit(tmp_path / "digits.npz")
+    options = TrainConfig(epochs=2, device="cpu")
     runs = [
-        vitreous.train(data, seed=seed, epochs=2, device="cpu", out=tmp_path / f"run{seed}")
-        for seed in (0, 3)
+        train(str(data), replace(options, seed=seed, out=str(tmp_path / f"run{seed}"))) for seed in (0, 3)
     ]
     for run in runs:
-        assert run.folder is not None
         found = evaluate(str(run.folder), str(data), EvaluateConfig())
-        assert found["accuracy"] == pytest.approx(run.test.accuracy) and found["count"] == run.test["count"]
+        test = run.figures["test"]
+        assert found["accuracy"] == pytest.approx(test["accuracy"]) and found["count"] == test["count"]
         assert probe(str(run.folder), str(data), ProbeConfig(method="knn", cache=str(tmp_path)))
     capsys.readouterr()
     first, second = (str(run.folder) for run in runs)

@@ -64,7 +64,7 @@ def test_the_runtime_gives_torchs_logits(digits: Classifier, runtime: Any) -> No
 @pytest.fixture(scope="module")
 def wide() -> Classifier:
     """Wider than others: OpenVINO 2026.4 computes int8 of width 32 wrongly on processors with AMX."""
-    return train_digits(width=64)
+    return train_digits(80, width=64)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

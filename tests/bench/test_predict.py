@@ -9,6 +9,7 @@ import torch
 from tests.bench.conftest import place_in, tiny_case
 from vitreous.bench import cases, predict
 from vitreous.config import BenchConfig
+from vitreous.models import zoo
 from vitreous.predict import Classifier
 
 
@@ -51,8 +52,10 @@ def test_precision_is_that_of_the_verb_unless_asked_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_ours_predicts_on_the_runtimes_that_are_named(
-    tmp_path: Path, precision: Any, one_registry: None
+    tmp_path: Path, precision: Any, one_registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    name = "vit_tiny_patch16_224"
+    monkeypatch.setitem(zoo.VARIANTS, name, zoo.get_config(name, depth=1))  # quicker to export
     runtimes = ("torch", "onnxruntime") if precision == "float32" else ("onnxruntime",)
     case = tiny_case("predict", precision=precision, runtimes=runtimes)
     found = list(predict.contenders(case, place_in(tmp_path, "onnxruntime")))

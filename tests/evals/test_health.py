@@ -61,6 +61,6 @@ def test_dead_features_are_found_and_live_ones_are_not() -> None:
 def test_features_that_are_not_numbers_have_no_rank() -> None:
     """The loop says what to do about figures that are not finite; it must get them."""
     features = torch.randn(20, 4)
-    features[3, 1] = float("inf")
+    features[3, 1] = float("nan")
     assert math.isnan(health.effective_rank(features))
     assert not math.isfinite(health.mean_cosine(features))

@@ -25,6 +25,11 @@ def stripes(path: Path, seed: int = 0, **counts: int) -> str:
     return str(path)
 
 
+@pytest.fixture(autouse=True)
+def no_drawing(blank_figures: None) -> None:
+    """What figures show is tested with the reports."""
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     """96 images to train on, 30 to choose with, 31 to measure on."""

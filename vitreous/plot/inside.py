@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
@@ -39,13 +40,17 @@ def filters(tiles: np.ndarray, about: str) -> Figure:
     rows = ceil(len(tiles) / columns)
     figure = canvas(4.8, 4.8 * rows / columns + 0.35)
     figure.suptitle(f"Principal components: {about}", fontsize=10)
-    for i, axes in enumerate(figure.subplots(rows, columns, squeeze=False).flat):
-        _bare(axes)
-        if i < len(tiles):
-            axes.spines[:].set(visible=True, alpha=0.3)  # a white tile needs an edge on white paper
-            tile = tiles[i][..., 0] if tiles.shape[-1] == 1 else tiles[i]
-            axes.imshow(tile, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)  # type: ignore[union-attr]
+    axes = _bare(figure.subplots())  # one for all tiles: axes of their own would take most of the time
+    for i, tile in enumerate(tiles):
+        row, column = divmod(i, columns)
+        left, top, side = column + 0.03, row + 0.03, 0.94
+        tile = tile[..., 0] if tile.shape[-1] == 1 else tile
+        extent = (left, left + side, top + side, top)
+        axes.imshow(tile, cmap="gray", vmin=0, vmax=1, interpolation="nearest", extent=extent)
+        ink = matplotlib.rcParams["axes.edgecolor"]
+        edge = Rectangle((left, top), side, side, fill=False, edgecolor=ink, alpha=0.3, linewidth=0.8)
+        axes.add_patch(edge)  # which a white tile needs on white paper
+    axes.set(xlim=(0, columns), ylim=(rows, 0))
     return figure
 
 
@@ -112,47 +117,49 @@ class Pictured:
 def gallery(rows: Sequence[Pictured]) -> Figure:
     """Draw images with their maps laid over them, as figure 6 of the paper."""
     names = list(dict.fromkeys(name for row in rows for name in row.maps))
-    columns = 1 + len(names)
-    side = min(2.0, 8.0 / columns)
-    tall = [min(1.6, max(0.5, row.image.shape[0] / row.image.shape[1])) for row in rows]
-    heights = [side * each + 0.22 for each in tall]
-    figure = canvas(side * columns + 0.2, sum(heights) + 0.3)
-    grid = figure.subplots(len(rows), columns, squeeze=False, height_ratios=heights)
+    cells: list[list[Cell]] = []
     for i, row in enumerate(rows):
-        _bare(grid[i, 0]).imshow(_rgb(row.image), interpolation="nearest")
-        grid[i, 0].set_title(label(row.title, 24), fontsize=8, loc="left")
-        for axes, name in zip(grid[i, 1:], names, strict=True):
-            _bare(axes)
-            if name in row.maps:
-                axes.imshow(overlay(row.image, row.maps[name]), interpolation="nearest")
-                axes.set_title(name if i == 0 else "", fontsize=8, loc="left")
-    return figure
+        maps = [overlay(row.image, row.maps[name]) if name in row.maps else None for name in names]
+        titles = names if i == 0 else [""] * len(names)
+        cells.append([(label(row.title, 24), row.image), *zip(titles, maps, strict=True)])
+    return _board(cells, side=min(2.0, 8.0 / (1 + len(names))))
 
 
 @themed
 def sheet(rows: Mapping[str, Sequence[np.ndarray]]) -> Figure:
     """Draw rows of images, uint8 (H, W, 1 or 3), each under its title; a row may be shorter than others."""
-    columns = max(map(len, rows.values()))
-    side = min(1.6, 8.0 / columns)
-    first = next(iter(rows.values()))[0]
-    tall = min(1.6, max(0.5, first.shape[0] / first.shape[1]))
-    title = 0.22 / side
-    figure = canvas(side * columns, side * (title + tall) * len(rows))
+    cells: list[list[Cell]] = [
+        [(label(name, 40) if i == 0 else "", image) for i, image in enumerate(images)]
+        for name, images in rows.items()
+    ]
+    return _board(cells, side=min(1.6, 8.0 / max(map(len, cells))))
+
+
+Cell = tuple[str, np.ndarray | None]
+"""A title, and the image below it; None: nothing."""
+
+
+def _board(rows: Sequence[Sequence[Cell]], side: float) -> Figure:
+    """Draw rows of images, uint8 (H, W, 1 or 3), `side` inches wide, each row as tall as its first image."""
+    columns, title = max(map(len, rows)), 0.22 / side
+    shapes = [image.shape for row in rows for _, image in row[:1] if image is not None]
+    tall = [min(1.6, max(0.5, height / width)) for height, width, *_ in shapes]
+    figure = canvas(side * columns, side * (title * len(rows) + sum(tall)))
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()  # one for all images: axes of their own would take most of the time
-    for i, (name, images) in enumerate(rows.items()):
-        middle = (i + 1) * (title + tall) - tall / 2
-        axes.text(
-            0.03, middle - tall / 2 - 0.4 * title, label(name, 40), fontsize=8, verticalalignment="center"
-        )
-        for j, image in enumerate(images):
-            height, width = image.shape[:2]
-            scale = 0.47 * min(1 / width, tall / height)
-            across, down = scale * width, scale * height
-            extent = (j + 0.5 - across, j + 0.5 + across, middle + down, middle - down)
-            axes.imshow(_rgb(image), interpolation="nearest", extent=extent, aspect="auto")
-    axes.set(xlim=(0, columns), ylim=((title + tall) * len(rows), 0))
+    top = 0.0
+    for row, height in zip(rows, tall, strict=True):
+        middle = top + title + height / 2
+        for j, (name, image) in enumerate(row):
+            axes.text(j + 0.03, top + 0.6 * title, name, fontsize=8, verticalalignment="center")
+            if image is not None:
+                scale = 0.47 * min(1 / image.shape[1], height / image.shape[0])
+                across, down = scale * image.shape[1], scale * image.shape[0]
+                extent = (j + 0.5 - across, j + 0.5 + across, middle + down, middle - down)
+                axes.imshow(_rgb(image), interpolation="nearest", extent=extent, aspect="auto")
+        top += title + height
+    axes.set(xlim=(0, columns), ylim=(top, 0))
     return figure
 
 
