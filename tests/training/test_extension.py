@@ -17,8 +17,8 @@ from tests.training.runs import (
 )
 from vitreous import checkpoint
 from vitreous.errors import OptionError, ResumeError
-from vitreous.training import Result, extension
-from vitreous.training.extension import PEAK, Stage
+from vitreous.training import Result, extension, schedule
+from vitreous.training.schedule import PEAK, Stage
 from vitreous.training.state import Position
 
 
@@ -103,12 +103,12 @@ def test_epochs_and_times_are_told_apart() -> None:
 def test_each_stage_has_its_schedule(undisturbed: Result) -> None:
     plan = plan_of(undisturbed.folder)
     stages = [Stage(epochs=6, seconds=None), Stage(start=36, epochs=10, seconds=None)]
-    rates = [extension.learning_rate(plan, stages, Position(step=step, steps=96)) for step in range(96)]
+    rates = [schedule.learning_rate(plan, stages, Position(step=step, steps=96)) for step in range(96)]
     assert rates[:36] == [
-        extension.learning_rate(plan, stages[:1], Position(step=step, steps=36)) for step in range(36)
+        schedule.learning_rate(plan, stages[:1], Position(step=step, steps=36)) for step in range(36)
     ]  # a run that lost its last checkpoints repeats its first stage as it was
     assert max(rates[36:]) == pytest.approx(PEAK * plan.lr)
     assert rates[36:].index(max(rates[36:])) in (5, 6) and rates[95] < 0.01 * plan.lr
     timed = [Stage(epochs=6, seconds=None), Stage(start=36, epochs=None, seconds=60.0)]
     halfway = Position(step=40, steps=96, share=0.5)
-    assert extension.learning_rate(plan, timed, halfway) == pytest.approx(rates[66])
+    assert schedule.learning_rate(plan, timed, halfway) == pytest.approx(rates[66])

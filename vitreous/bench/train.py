@@ -23,9 +23,9 @@ from vitreous.errors import TrainingError
 from vitreous.models.architecture import Architecture
 from vitreous.training import defaults
 from vitreous.training.defaults import Facts
-from vitreous.training.extension import Stage
 from vitreous.training.loop import Training
 from vitreous.training.plan import Plan
+from vitreous.training.schedule import Stage
 from vitreous.training.signals import StopSignal
 from vitreous.training.step import Outcome
 from vitreous.version import __version__

@@ -6,6 +6,7 @@ setup      which plan a run follows; `loaders` feed it
 loop       the story: steps, evaluations, checkpoints, signals, time
 step       one update, decided on the device; `gradients` adds them up in parts
 state      tensors by name and where the run is; `checkpoints` keep them
+schedule   the stages of a run, and the learning rate
 log        what is shown and journalled
 results    what a run leaves behind
 """

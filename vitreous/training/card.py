@@ -10,8 +10,8 @@ from vitreous.models import cost
 from vitreous.training import portability
 
 if TYPE_CHECKING:
-    from vitreous.training.extension import Stage
     from vitreous.training.loop import Training
+    from vitreous.training.schedule import Stage
 
 
 def write(training: "Training", results: dict[str, Any]) -> str:

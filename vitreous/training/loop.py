@@ -32,6 +32,7 @@ from vitreous.training import (
     loaders,
     refusal,
     results,
+    schedule,
     setup,
     threads,
     tuning,
@@ -41,11 +42,11 @@ from vitreous.training.caller import Caller
 from vitreous.training.capture import CapturedStep
 from vitreous.training.checkpoints import Checkpoints, Saved
 from vitreous.training.clock import Clock
-from vitreous.training.extension import Stage
 from vitreous.training.gradients import Gradients
 from vitreous.training.log import Log
 from vitreous.training.plan import SUPERVISED, Plan, Task
 from vitreous.training.results import Result
+from vitreous.training.schedule import Stage
 from vitreous.training.setup import Start
 from vitreous.training.signals import StopSignal
 from vitreous.training.state import Position, State
@@ -287,7 +288,7 @@ class Training:
         if begins and stage.seconds is not None:
             self.plan_budget(stage.seconds)
         self.clock.begin_schedule(self.position.share)
-        self.objective.before_step(extension.progress(self.stages, self.position))  # for an evaluation
+        self.objective.before_step(schedule.progress(self.stages, self.position))  # for an evaluation
         self.log = Log(
             self.folder,
             self.options,
@@ -407,7 +408,7 @@ class Training:
         position = self.position
         before = Position(**vars(position))
         lr, left_out = self.learning_rate(), position.step in position.skipped
-        progress = extension.progress(self.stages, position)
+        progress = schedule.progress(self.stages, position)
         outcome = None if left_out else self.step(batch, position.step, lr, progress)
         self.flights.append(Flight(before, lr, batch.indices, outcome))
         position.step += 1
@@ -415,7 +416,7 @@ class Training:
 
     def learning_rate(self) -> float:
         """Return the rate of the next step."""
-        return extension.learning_rate(self.plan, self.stages, self.position)
+        return schedule.learning_rate(self.plan, self.stages, self.position)
 
     def settle(self, *, everything: bool) -> bool:
         """Read the outcomes that must have arrived; False: the run had to go back to a checkpoint."""
