@@ -36,7 +36,7 @@ def test_ranks_train_as_one(data: str, tmp_path: Path) -> None:
         "adamw-ddp": changes,
         "adamw-fsdp": {**changes, "shard": True},
         "sgd-ddp-parts": {**sgd, "micro_batch": 3},
-        "sgd-fsdp": {**sgd, "shard": True},
+        "sgd-fsdp-parts": {**sgd, "shard": True, "micro_batch": 7},  # one part of the smaller share, two else
     }
     ranks.run(2, _train_here, data, tmp_path, runs)
     for name in runs:

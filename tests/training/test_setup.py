@@ -183,11 +183,3 @@ def test_the_command_and_the_data_are_written_down(
     assert stored["data"] == data and stored["data_root"] == str(tmp_path)
     assert stored["options"]["epochs"] == 1 and "out" not in stored["options"]
     assert stored["options"]["data"] == open_data(data).fingerprint
-
-
-def test_sharded_models_want_equal_shares() -> None:
-    """A rank with one more micro-batch than others would wait for them for ever."""
-    world = parallel.World(rank=0, size=8, device=torch.device("cpu"))
-    setup.require_equal_shares(104, world)
-    with pytest.raises(OptionError, match="each of 8 ranks, and a batch has 100: give --batch-size 96"):
-        setup.require_equal_shares(100, world)

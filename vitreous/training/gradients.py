@@ -75,9 +75,11 @@ class Gradients:
         """Compute the gradients, with no retry on lack of memory; return this rank's share of the figures."""
         module = module or self.module
         figures: dict[str, Tensor] = {}
-        parts = batch.parts(self.micro_batch)
-        for number, part in enumerate(parts):
-            share = len(part) / self.images
+        parts = [(part, len(part) / self.images) for part in batch.parts(self.micro_batch)]
+        # Ranks that share a model wait for each other in it: one with an image less calls it as often.
+        most = -(-self.images // self.world.size)
+        parts += [(batch.part(0, 1), 0.0)] * (-(-most // self.micro_batch) - len(parts))
+        for number, (part, share) in enumerate(parts):
             with parallel.accumulating(module, last=number == len(parts) - 1):
                 with parallel.autocast(self.world.device, self.precision):
                     loss, metrics = module(part)

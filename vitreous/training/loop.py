@@ -246,15 +246,12 @@ class Training:
             self.note("head: starts at zero, because --shard leaves no rank with the whole model to fit it")
         elif plan.fit_head and self.saved is None:
             head.fit(self.objective.model, self.dataset, plan.preprocessing, world, plan.precision)
-        images = min(plan.batch_size, len(self.loader.split))
-        if options.shard:
-            setup.require_equal_shares(images, world)
         self.state = State(self.objective, plan, capturable=bool(self.lag))
         gradients = Gradients(
             module,
             self.objective,
             world,
-            images=images,
+            images=min(plan.batch_size, len(self.loader.split)),
             micro_batch=options.micro_batch or -(-plan.batch_size // world.size),
             precision=plan.precision,
             seed=plan.seed,

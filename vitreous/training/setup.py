@@ -239,15 +239,6 @@ def _recipe(options: FinetuneConfig, facts: Facts) -> recipes.Recipe:
     return recipe
 
 
-def require_equal_shares(images: int, world: parallel.World) -> None:
-    """Refuse batches whose shares would make some ranks call a sharded model more often than others."""
-    if images % world.size:
-        raise OptionError(
-            f"--shard needs the same number of images on each of {world.size} ranks, and a batch has "
-            f"{images}: give --batch-size {max(1, images // world.size) * world.size}"
-        )
-
-
 def require_classes(dataset: Dataset) -> None:
     """Refuse data whose training images teach no classes: "100 %" would be its result."""
     split = dataset.splits.get("train")
