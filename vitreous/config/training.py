@@ -55,7 +55,8 @@ class TrainConfig:
     batch_size: int | None = None
     """Images per step, over all ranks and micro-batches."""
     optimizer: Optimizer | None = None
-    """auto: AdamW, or what the recipe says."""
+    """auto: Muon for small images on a GPU, and for a new ViT on a CPU unless its images are tiny; else
+    AdamW, or what the recipe says."""
     lr: float | None = None
     """Peak learning rate."""
     find_lr: bool = False

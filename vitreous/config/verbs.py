@@ -106,8 +106,8 @@ class SearchConfig:
     """Write search.json and a page with the pictures into this folder."""
     batch_size: int | None = None
     """Images computed at a time; auto: what suits the device."""
-    workers: int = 0
-    """Threads that decode; 0: one per core."""
+    workers: int | None = None
+    """Threads that decode; auto: one per core."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
 
@@ -134,8 +134,8 @@ class PredictConfig:
     """Give no label below this probability; auto: the checkpoint's own threshold."""
     batch_size: int | None = None
     """Images computed at a time; auto: what suits the device."""
-    workers: int = 0
-    """Threads that decode; 0: one per core."""
+    workers: int | None = None
+    """Threads that decode; auto: one per core."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:N or mps."""
     runtime: Runtime = "torch"

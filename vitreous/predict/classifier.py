@@ -126,7 +126,7 @@ class Classifier:
         *,
         top: int = 5,
         batch_size: int | None = None,
-        workers: int = 0,
+        workers: int | None = None,
     ) -> list[Prediction | Failure]:
         """Return for each picture a prediction, or why it could not be read, in the order given.
 

@@ -28,9 +28,15 @@ def batch_size(classifier: Classifier) -> int:
 
 
 def predict_all(
-    classifier: Classifier, items: Iterable[Item], *, top: int = 5, batch: int | None = None, workers: int = 0
+    classifier: Classifier,
+    items: Iterable[Item],
+    *,
+    top: int = 5,
+    batch: int | None = None,
+    workers: int | None = None,
 ) -> Iterator[Prediction | Failure]:
-    """Yield a prediction or a failure for each item, in order; `workers` threads decode (0: one per core)."""
+    """Yield a prediction or a failure for each item, in order, decoded by `workers` threads (None: one per
+    core)."""
     if not classifier.labels:
         raise ModelError("this model has no classes: load it with num_classes and train its head")
     for read in batches(classifier, items, batch=batch, workers=workers):
@@ -42,11 +48,11 @@ Read = list[tuple[Item, Prepared | DataError]]
 
 
 def batches(
-    classifier: Classifier, items: Iterable[Item], *, batch: int | None = None, workers: int = 0
+    classifier: Classifier, items: Iterable[Item], *, batch: int | None = None, workers: int | None = None
 ) -> Iterator[Read]:
-    """Yield the items in order, decoded by `workers` threads (0: one per core), as many as fit a batch."""
+    """Yield the items in order, decoded by `workers` threads (None: one per core), as many as fit a batch."""
     batch = batch or batch_size(classifier)
-    workers = workers or (os.cpu_count() or 1)
+    workers = max(1, workers if workers is not None else os.cpu_count() or 1)
     waiting: Read = []
     for item, read in _read_ahead(classifier, items, workers, ahead=2 * batch + workers):
         waiting.append((item, read))

@@ -38,7 +38,7 @@ def predict_files(
     out: Path | None = None,
     top: int = 5,
     batch: int | None = None,
-    workers: int = 0,
+    workers: int | None = None,
     strict: bool = False,
     runtime: Runtime = "torch",
     precision: Inference = "float32",
