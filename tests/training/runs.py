@@ -129,6 +129,7 @@ def slow(data: str, out: Path, ready: Any, seconds: float, *more: str) -> None:
     """Train through the command line with slow steps, telling when the first is under way."""
     torch.set_num_threads(1)
     os.setsid()  # a group of its own, as a shell gives every command
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored where the tests run under nohup
     multiprocessing.set_start_method(None, force=True)  # loader workers of its own, not the fork server's
     take = Step.__call__
 
