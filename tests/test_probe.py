@@ -14,6 +14,7 @@ from vitreous.config import ProbeConfig
 from vitreous.data import open_data
 from vitreous.errors import DataError, ModelError
 from vitreous.evals import features, metrics
+from vitreous.parallel import hardware
 from vitreous.probe import probe, suite
 
 
@@ -71,7 +72,7 @@ def test_features_in_bf16_are_near_and_kept_apart(digits_file: Path, tmp_path: P
 
 def test_auto_is_what_the_hardware_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for has, expected in ((True, "bf16"), (False, "float32")):
-        monkeypatch.setattr(parallel, "has_bf16", lambda _, has=has: has)
+        monkeypatch.setattr(hardware, "has_bf16", lambda _, has=has: has)
         assert parallel.precision("auto", torch.device("cpu")) == expected
         assert parallel.precision("float32", torch.device("cpu")) == "float32"
 
