@@ -23,7 +23,7 @@ from vitreous.bench import families
 from vitreous.config import TrainConfig
 from vitreous.data import open_data
 from vitreous.models import cost
-from vitreous.training import Caller, setup
+from vitreous.training import Caller, assembly, resume, setup
 from vitreous.training.extension import Stage
 from vitreous.training.loop import Training
 from vitreous.training.signals import StopSignal
@@ -79,8 +79,8 @@ def prepared(case: Case, folder: Path, device: str) -> Training:
         plan = replace(plan, architecture=replace(plan.architecture, **shape))
     stages = [Stage(epochs=plan.epochs, seconds=plan.time_budget)]
     training = Training(folder / "run", plan, stages, options, dataset, world, StopSignal())
-    training.build(objectives.builder(plan.objective), None)
-    training.take_up(Caller())
+    assembly.build(training, objectives.builder(plan.objective), None)
+    resume.take_up(training, Caller())
     return training
 
 

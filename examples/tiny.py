@@ -33,7 +33,7 @@ from vitreous.objectives import Objective
 from vitreous.objectives.distill import Teacher
 from vitreous.objectives.supervised import correct
 from vitreous.predict import load
-from vitreous.training.loop import train
+from vitreous.training.run import train
 
 MEANS = (123.68, 116.779, 103.939)
 """Of ImageNet's red, green and blue, from 0 to 255."""

@@ -25,6 +25,10 @@ import torchvision.transforms.v2  # noqa: F401
 ROOT = Path(__file__).parents[1]
 COPIED = ("vitreous", "tests", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
 TESTS = {
+    "training/assembly": [
+        f"training/test_{name}" for name in ("loop", "finetune", "memory", "capture", "ranks")
+    ],
+    "training/budget": ["training/test_budget"],
     "training/card": ["training/test_results", "training/test_loop"],
     "training/checkpoints": [f"training/test_checkpoint{name}" for name in ("s", "_faults", "_ranks")],
     "training/clock": ["training/test_budget"],
@@ -45,7 +49,11 @@ TESTS = {
     "training/pretrain": ["training/test_pretrain"],
     "training/recipes": [f"training/test_{name}" for name in ("defaults", "recipes", "finetune")],
     "training/refusal": ["training/test_refusal"],
+    "training/resume": [
+        f"training/test_{name}" for name in ("loop", "kills", "extension", "budget", "folder")
+    ],
     "training/results": [f"training/test_{name}" for name in ("results", "loop", "average")],
+    "training/run": [f"training/test_{name}" for name in ("loop", "folder", "extension", "results", "ranks")],
     "training/setup": [
         *(f"training/test_{name}" for name in ("setup", "earlier_versions", "folder", "loop", "results")),
         "training/test_options",

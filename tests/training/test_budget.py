@@ -19,7 +19,7 @@ from tests.training.runs import OPTIONS, records, run
 from vitreous import parallel
 from vitreous.data import Batch, Loader
 from vitreous.evals.outputs import Inference
-from vitreous.training import Caller, loop, train
+from vitreous.training import Caller, resume, train
 from vitreous.training.clock import EVALUATIONS, Clock, evaluation_due, fit
 from vitreous.training.gradients import Gradients
 from vitreous.training.state import Position
@@ -243,7 +243,7 @@ def _budgets_here(data: str, folder: Path) -> None:
     """Train three times with a time budget; ranks whose clocks differ must still agree on every step."""
     parallel.join = partial(parallel.join, timeout=timedelta(seconds=60))  # a deadlock is an error, soon
     if parallel.is_main():
-        loop.Clock = _Slow  # type: ignore[misc]
+        resume.Clock = _Slow  # type: ignore[misc]
     for number in range(3):
         result = run(data, folder / str(number), epochs=None, time_budget="4s")
         mine = f"{result.figures['steps']} {result.is_main}"

@@ -208,7 +208,7 @@ def test_where_photographs_begin(tmp_path: Path) -> None:
 
 def test_the_time_that_was_spent_before_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     told: dict[str, Any] = {}
-    monkeypatch.setattr(initial.loop, "train", lambda *_, **about: told.update(about))
+    monkeypatch.setattr(initial.run, "train", lambda *_, **about: told.update(about))
     monkeypatch.setattr(initial, "finetune", lambda *_, **about: told.update(about))
     caller = Caller(started=12.5, afterwards=3.0)
     for data in ("digits", FRUITS):

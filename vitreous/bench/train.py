@@ -21,7 +21,7 @@ from vitreous.data import Batch, Dataset, Split
 from vitreous.data.images import ArrayImages
 from vitreous.errors import TrainingError
 from vitreous.models.architecture import Architecture
-from vitreous.training import defaults
+from vitreous.training import assembly, defaults
 from vitreous.training.defaults import Facts
 from vitreous.training.loop import Training
 from vitreous.training.plan import Plan
@@ -63,7 +63,7 @@ class OurStep:
         assert case.batch_size is not None
         data = synthetic(case.batch_size, case.architecture)
         self.training = Training(place.scratch, plan, [stage], options, data, place.world, StopSignal())
-        self.training.build(objectives.builder(plan.objective), None)
+        assembly.build(self.training, objectives.builder(plan.objective), None)
         self.batch: Batch = next(iter(self.training.loader.epoch(0)))
         self.taken = 0
         self._flights: deque[Outcome] = deque()

@@ -3,7 +3,10 @@
 
 plan       everything that makes a run what it is; `defaults` chooses it, `recipes` repeat one
 setup      which plan a run follows; `loaders` feed it
-loop       the story: steps, evaluations, checkpoints, signals, time
+run        the story of a run: held, planned, assembled, taken up, trained, concluded
+assembly   what is learned, what feeds it, what moves it, put together
+resume     where a run begins or goes on
+loop       steps, evaluations, checkpoints, signals; `budget` fits them into a time
 step       one update, decided on the device; `gradients` adds them up in parts
 state      tensors by name and where the run is; `checkpoints` keep them
 schedule   the stages of a run, and the learning rate

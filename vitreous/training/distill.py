@@ -12,9 +12,9 @@ from vitreous.options import refuse_unused
 from vitreous.predict import Classifier, load
 from vitreous.training import setup
 from vitreous.training.caller import Caller
-from vitreous.training.loop import train
 from vitreous.training.plan import LABELLED, Plan, Task
 from vitreous.training.results import Result
+from vitreous.training.run import train
 
 
 def distill(

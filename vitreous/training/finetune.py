@@ -20,8 +20,8 @@ from vitreous.predict import load
 from vitreous.training import setup, tuning
 from vitreous.training.caller import Caller
 from vitreous.training.defaults import Pretrained
-from vitreous.training.loop import train
 from vitreous.training.results import Result
+from vitreous.training.run import train
 from vitreous.training.setup import Start
 
 

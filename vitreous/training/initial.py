@@ -15,7 +15,7 @@ from vitreous import console, objectives, parallel
 from vitreous.config import FinetuneConfig, TrainConfig
 from vitreous.data import Dataset, InMemory, Split, open_data
 from vitreous.errors import DataError, OptionError
-from vitreous.training import folder, loop, setup
+from vitreous.training import folder, run, setup
 from vitreous.training.caller import Caller
 from vitreous.training.finetune import finetune
 from vitreous.training.plan import SUPERVISED
@@ -46,20 +46,20 @@ def train(
     """Train a classifier on the data, or go on with a run that was stopped; return its folder and figures.
 
     A custom task (`make_objective`) is learned from scratch, and so is a model whose `shape` is given (fields
-    of its configuration, beyond the options). The other parameters are those of `loop.train`.
+    of its configuration, beyond the options). The other parameters are those of `run.train`.
     """
     caller = caller or Caller()
     setup.check_options(options)
     if make_objective is not None:
-        return loop.train(data, options, make_objective=make_objective, dataset=dataset, caller=caller)
+        return run.train(data, options, make_objective=make_objective, dataset=dataset, caller=caller)
     if dataset is None:
         dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
     if shape:
         task = replace(SUPERVISED, asked=dict(shape))
-        return loop.train(data, options, dataset=dataset, task=task, caller=caller)
+        return run.train(data, options, dataset=dataset, task=task, caller=caller)
     source, reason = starting_point(options, dataset)
     if source is None or (options.init is None and began_from_scratch(str(data), options, dataset)):
-        return loop.train(data, options, dataset=dataset, caller=caller)
+        return run.train(data, options, dataset=dataset, caller=caller)
     if parallel.is_main():
         console.note(f"init: {source} ({reason})")
     return finetune(source, data, transferring(options), dataset, by_train=True, caller=caller)

@@ -7,47 +7,24 @@ from the step. A checkpoint therefore holds weights, their average, optimizer st
 import math
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitreous import console, objectives, optim, parallel
+from vitreous import console, parallel
 from vitreous.config import TrainConfig
-from vitreous.data import Batch, Dataset, InMemory, Loader, open_data
-from vitreous.errors import DataError, ResumeError, TrainingError
+from vitreous.data import Batch, Dataset, Loader
+from vitreous.errors import DataError, TrainingError
 from vitreous.evals.outputs import Inference, Interrupted
-from vitreous.models import zoo
 from vitreous.objectives import Objective
-from vitreous.training import (
-    advice,
-    clock,
-    extension,
-    find_lr,
-    head,
-    loaders,
-    refusal,
-    results,
-    schedule,
-    setup,
-    threads,
-    tuning,
-)
-from vitreous.training import folder as run_folder
-from vitreous.training.caller import Caller
-from vitreous.training.capture import CapturedStep
+from vitreous.training import budget, clock, loaders, refusal, results, schedule
 from vitreous.training.checkpoints import Checkpoints, Saved
 from vitreous.training.clock import Clock
-from vitreous.training.gradients import Gradients
 from vitreous.training.log import Log
-from vitreous.training.plan import SUPERVISED, Plan, Task
-from vitreous.training.results import Result
+from vitreous.training.plan import Plan
 from vitreous.training.schedule import Stage
-from vitreous.training.setup import Start
 from vitreous.training.signals import StopSignal
 from vitreous.training.state import Position, State
 from vitreous.training.step import Outcome, Step
@@ -55,89 +32,6 @@ from vitreous.training.watch import Watch
 
 LAG = 8
 """Steps that a GPU may lag behind the host: outcomes are read, and ranks agree, that much later."""
-TIMED = 3
-"""Fewest steps that are timed to plan a time budget."""
-
-
-def train(
-    data: str | InMemory,
-    options: TrainConfig,
-    *,
-    make_objective: objectives.Build | None = None,
-    start: Start | None = None,
-    task: Task = SUPERVISED,
-    dataset: Dataset | None = None,
-    caller: Caller | None = None,
-    watch: Watch | None = None,
-) -> Result:
-    """Train a model on the data, or go on with a run that was stopped; return its folder and figures.
-
-    Without a `start` the model is fresh; with one it is already trained, and all or part of it learns on.
-    `task`: what is learned, if not the labels. `dataset`: what `data` names, if it is already open. `watch`:
-    looks at the figures of each evaluation.
-    """
-    caller = caller or Caller()
-    setup.check_options(options)
-    with ExitStack() as stack:
-        stop = stack.enter_context(StopSignal())
-        world = stack.enter_context(parallel.join(options.device))
-        if dataset is None:
-            dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
-        data = str(data)
-        if make_objective is None and task.labels:
-            setup.require_classes(dataset)
-        folder = _hold_folder(
-            stack, world, options.out, data, setup.identity(data, dataset, options, start, task)
-        )
-
-        if options.extend is not None:
-            parallel.on_main(lambda: extension.require_run(folder), world)
-        if world.is_main:
-            stack.enter_context(run_folder.undone_if_refused(folder))
-        # As written down when the run started, or chosen now.
-        plan = setup.agree_on_plan(folder, data, dataset, options, world, start, task)
-        if options.find_lr:
-            build = make_objective or objectives.builder(plan.objective)
-            scratch = Path(stack.enter_context(TemporaryDirectory()))
-            first = [Stage(epochs=plan.epochs, seconds=plan.time_budget)]
-            training = Training(scratch, plan, first, options, dataset, world, stop)
-            training.build(build, start)
-            stack.callback(training.close)
-            found = find_lr.sweep(training)
-            return Result(folder / "find-lr", dataset, found, world.is_main, str(world.device))
-        stages = extension.agree(folder, options.extend, plan, world)
-        if (ended := results.finished(folder, dataset, len(stages) - 1, world)) is not None:
-            if world.is_main:
-                console.note(
-                    f"the run in {folder} has ended: --extend goes on with it, other options start another"
-                )
-            return ended
-        training = Training(folder, plan, stages, options, dataset, world, stop, watch)
-        training.build(make_objective or objectives.builder(plan.objective), start)
-        stack.callback(training.close)
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        training.take_up(caller)
-        with training.log:
-            training.run()
-            training.checkpoints.wait()
-            return results.conclude(training)
-
-
-def _hold_folder(
-    stack: ExitStack, world: parallel.World, out: str | None, data: str, now: dict[str, Any]
-) -> Path:
-    """Choose the folder of the run, and hold it until the stack is left; return its path."""
-    held: list[Path] = []
-
-    def hold() -> None:
-        lock = run_folder.take(out, data, now)
-        stack.callback(lock.release)
-        held.append(lock.folder)
-
-    parallel.on_main(hold, world)
-    chosen = parallel.broadcast(held[0] if held else None, world)
-    assert chosen is not None
-    return chosen
 
 
 @dataclass(frozen=True)
@@ -165,7 +59,7 @@ class Flags:
 class Training:
     """A run in progress."""
 
-    # Made by `build`: what is learned, what feeds it, what moves it.
+    # Put together in `assembly.py`: what is learned, what feeds it, what moves it.
     objective: Objective
     step: Step
     state: State
@@ -175,7 +69,7 @@ class Training:
     saved: Saved | None
     """The checkpoint that the run goes on from."""
     pixels: loaders.Where
-    # Made by `take_up`: where the run is.
+    # Taken up in `resume.py`: where the run is.
     position: Position
     clock: Clock
     log: Log
@@ -206,153 +100,11 @@ class Training:
         if self.world.is_main:
             console.note(message)
 
-    # -- before the first step -------------------------------------------------------------------------
-
-    def build(self, make_objective: objectives.Build, start: Start | None) -> None:
-        """Make the model inside its objective, on its device, the loaders, and what moves it."""
-        plan, options, world = self.plan, self.options, self.world
-        torch.manual_seed(plan.seed)
-        if start is None:
-            model = zoo.build(plan.architecture, plan.initialization)
-        else:
-            model = start.model(plan.architecture)
-            self.note(f"learning: {tuning.apply(model, plan.tune)}")
-        self.objective = make_objective(model, plan, self.dataset)
-        self.checkpoints = Checkpoints(self.folder / "resume", keep=options.keep)
-        self.saved = self.checkpoints.newest()
-        self.pixels = loaders.where_to_train(
-            self.dataset.splits["train"],
-            plan,
-            options,
-            world,
-            small=self.objective.small,
-            before=self.saved.values.get("pixels") if self.saved else None,
-        )
-        views = {"views": self.objective.views, "small": self.objective.small}
-        self.loader = loaders.training_loader(self.dataset, plan, options, world, self.pixels, **views)
-        self.validation = None
-        if (name := loaders.validation_split(self.dataset)) is not None:
-            self.validation = loaders.evaluation_loader(self.dataset.splits[name], plan, options, world)
-        module = parallel.prepare(
-            self.objective,
-            world,
-            shard=options.shard,
-            compile=setup.compile_mode(options, world),
-            checkpointing=options.checkpointing,
-            precision=plan.precision,
-            frozen=self.objective.frozen,
-        )
-        if plan.fit_head and options.shard:
-            self.note("head: starts at zero, because --shard leaves no rank with the whole model to fit it")
-        elif plan.fit_head and self.saved is None:
-            head.fit(self.objective.model, self.dataset, plan.preprocessing, world, plan.precision)
-        self.state = State(self.objective, plan, capturable=bool(self.lag))
-        gradients = Gradients(
-            module,
-            self.objective,
-            world,
-            images=min(plan.batch_size, len(self.loader.split)),
-            micro_batch=options.micro_batch or -(-plan.batch_size // world.size),
-            precision=plan.precision,
-            seed=plan.seed,
-            note=self.note,
-        )
-        if self.lag and world.size == 1:
-            self.step = CapturedStep(gradients, self.state, clip=plan.clip)
-        else:
-            self.step = Step(gradients, self.state, clip=plan.clip, wait=not self.lag)
-
     def close(self) -> None:
         """Release files and loaders: their workers end now, not at Python's next garbage collection, which
         would take seconds for each of them."""
         self.checkpoints.close()
         del self.loader, self.validation
-
-    def take_up(self, caller: Caller) -> None:
-        """Go to the newest intact checkpoint, or to the start; start the clock and the log."""
-        plan, per_epoch, stage = self.plan, self.loader.steps_per_epoch, self.stage
-        begins = self._restore(self.saved)
-        after = len(self.dataset.splits.get("test", ())) + min(advice.SAMPLE, len(self.loader.split))
-        self.clock = Clock(
-            caller.started,
-            self.position.seconds - stage.spent,
-            stage.seconds,
-            tests=after / len(self.validation.split) if self.validation else 0.0,
-            afterwards=caller.afterwards,
-        )
-        self.clock.saved(self.position.step)
-        self.best = results.best_score(self)
-        if begins and stage.seconds is not None:
-            self.plan_budget(stage.seconds)
-        self.clock.begin_schedule(self.position.share)
-        self.objective.before_step(schedule.progress(self.stages, self.position))  # for an evaluation
-        self.log = Log(
-            self.folder,
-            self.options,
-            self.world,
-            step=self.position.step,
-            steps=self.position.steps,
-            images=self.step.gradients.images,
-            per_epoch=per_epoch,
-            about=plan.to_json(),
-            caller=caller,
-            warm=1 + self.lag,
-        )
-        if self.saved is None:
-            self.save()  # a rollback always has one to go back to
-        else:
-            self.log.go_on_with(self.saved.values.get("running", {}))
-
-    def _restore(self, saved: Saved | None) -> bool:
-        """Go to where a checkpoint was taken, or to the start; return whether a stage of the run begins."""
-        plan, per_epoch, stage = self.plan, self.loader.steps_per_epoch, self.stage
-        self.position = Position(steps=(stage.epochs or 0) * per_epoch)
-        if saved is None:
-            if stage.start:
-                raise ResumeError(
-                    f"{self.folder / 'resume'} holds no state to go on from: use finetune instead"
-                )
-            threads.settle(self.objective.model, plan, self.world)
-            return True
-        threads.keep(saved.values)
-        self.position = Position.from_json(saved.values)
-        self.state.restore(self.checkpoints, saved)
-        begins = 0 < stage.start and self.position.step <= stage.start
-        if not begins:
-            self.note(f"going on from step {self.position.step:,} of {self.position.steps:,}")
-            return False
-        self.position.steps = stage.start + (stage.epochs or 0) * per_epoch
-        self.position.share, self.position.seconds = 0.0, stage.spent
-        parallel.on_main(lambda: extension.begin(self.folder, self.stages), self.world)
-        self.note(extension.describe(plan, stage))
-        return True
-
-    def plan_budget(self, budget: float) -> None:
-        """Time a few steps that change no weight, and plan for as many as fit."""
-        gradients, epoch, timed = self.step.gradients, 0, 0
-        self.objective.train()  # as in the steps that are planned for
-        enough = False
-        while not enough:
-            for batch in self.loader.epoch(epoch):
-                gradients(batch, timed)
-                optim.gradient_norm(self.objective.parameters()).item()
-                self.state.clear_gradients()
-                self.clock.step() if timed else self.clock.begin()  # the first is slow for its own reasons
-                timed += 1
-                # The main rank's clock decides for all: one that left by its own would keep others waiting.
-                spent = timed > TIMED and self.clock.seconds - self.clock.before > 0.03 * budget
-                enough = parallel.broadcast(spent, self.world)
-                if enough:
-                    break
-            epoch += 1
-        if self.validation is not None:
-            # An image that is only evaluated costs one forward pass, and reading it.
-            part = min(1.0, 1.5 / tuning.passes(self.plan.architecture, self.plan.tune))
-            share = len(self.validation.split) / gradients.images
-            self.clock.evaluation = part * self.clock.seconds_per_step * share
-        self._replan()
-        epochs = f"{(self.position.steps - self.position.step) / self.loader.steps_per_epoch:.1f} epochs"
-        self.note(f"epochs: {epochs} ({epochs} fit into {console.duration(budget)})")
 
     # -- the loop --------------------------------------------------------------------------------------
 
@@ -366,7 +118,7 @@ class Training:
             for batch in self._batches(*divmod(self.position.step, per_epoch)):
                 self.take_step(batch)
                 flags = self._agree()
-                self._keep_to_budget(flags.late)
+                budget.keep_to(self, flags.late)
                 evaluate = self.evaluation_due()
                 ended = self.position.step == self.position.steps
                 if not self.settle(everything=evaluate or ended or flags.save or flags.stop):
@@ -514,17 +266,3 @@ class Training:
         if failed:
             self.checkpoints.wait()  # raises what went wrong
         return Flags(stop, save, late)
-
-    def _keep_to_budget(self, late: bool) -> None:
-        """Keep to the time budget: make this the last step once it is used up; else replan now and then."""
-        position = self.position
-        if self.stage.seconds is None:
-            return
-        if late:
-            position.steps = position.step
-        elif position.step >= position.steps or position.step % max(1, position.steps // 50) == 0:
-            self._replan()
-
-    def _replan(self) -> None:
-        fitting = clock.fit(self.position, self.loader.steps_per_epoch, self.clock)
-        self.position.steps = parallel.broadcast(fitting, self.world)

@@ -14,10 +14,10 @@ from vitreous.predict import load
 from vitreous.training import defaults, setup
 from vitreous.training.caller import Caller
 from vitreous.training.defaults import Facts, Pretrained
-from vitreous.training.loop import train
 from vitreous.training.plan import Plan, Task
 from vitreous.training.recipes import Recipe
 from vitreous.training.results import Result
+from vitreous.training.run import train
 from vitreous.training.setup import Start
 from vitreous.training.watch import Watch
 
