@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 
 demo: $(READY)
 	$(BIN)/vitreous train digits --out runs/digits
+	$(BIN)/vitreous inspect tiny $(VENV)/lib/python3*/site-packages/sklearn/datasets/images/*.jpg --out runs/tiny
 
 # Types are checked while the tests run, which often wait; what pyright says comes after them. Compiled code is
 # kept, whatever the environment says, Python's and that of torch.compile, whose first use of a folder takes 9 s:
