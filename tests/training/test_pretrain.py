@@ -317,3 +317,38 @@ def test_wrong_options_are_one_line(data: str, tmp_path: Path, changes: dict[str
     with pytest.raises((OptionError, vitreous.errors.VitreousError), match=line):
         pretrain(data, options(**{"objective": "mae", "out": tmp_path / "run", **changes}))
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def _never(*_: Any) -> None:
+    raise AssertionError("written before it was refused")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"mask_ratio": 0.99}, "--mask-ratio 0.99 leaves none of the 16 patches to see"),
+        ({"mask_ratio": 0.01}, "--mask-ratio 0.01 hides none of the 16 patches"),
+        ({"patch_size": (16,)}, "mae needs 2 patches or more"),
+        ({"image_size": (8,), "patch_size": (1,)}, "one gray pixel has none"),
+        ({"objective": "masked", "patch_size": (16,)}, "masked needs 2 patches or more"),
+        ({"objective": "masked", "model": "R50+ViT-B/16", "patch_size": None, "image_size": None}, "a plain"),
+    ],
+)
+def test_what_cannot_be_hidden_is_refused_before_anything_is_written(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], line: str
+) -> None:
+    monkeypatch.setattr("vitreous.training.setup.files.write_json", _never)
+    with pytest.raises(OptionError, match=line):
+        pretrain(data, options(**{"objective": "mae", "out": tmp_path / "run", **changes}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_colours_of_many_channels_are_too_many(tmp_path: Path) -> None:
+    """3 bits of each of seven channels are two million colours; their pixels can still be predicted."""
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 8, 8, 7)).astype(np.uint8)
+    np.savez(tmp_path / "data.npz", train_images=pixels, train_labels=np.arange(40) % 2)
+    given = options("masked", tmp_path / "run", epochs=1, image_size=(8,))
+    with pytest.raises(OptionError, match=r"tells 2,097,152 colours of 7 channels apart.*--target pixels"):
+        pretrain(str(tmp_path / "data.npz"), given)
+    run = pretrain(str(tmp_path / "data.npz"), replace(given, target="pixels"))
+    assert np.isfinite(run.figures["val"]["loss"])

@@ -48,6 +48,30 @@ def build(model: Model, plan: Settings, dataset: Dataset) -> "MaskedAutoencoder"
     )
 
 
+def seen_patches(config: ViTConfig, hidden: float) -> int:
+    """Return how many patches of an image the encoder sees; refuse what can't be learned from."""
+    if config.positions == "relative":
+        raise OptionError(
+            "mae drops patches, and relative positions need all of them: choose a --model with others"
+        )
+    count, ratio = config.patches, f"--mask-ratio {hidden:g}"
+    seen = round((1.0 - hidden) * count)
+    if count < 2:
+        raise OptionError("mae needs 2 patches or more: use smaller patches or larger images")
+    if seen == count:
+        raise OptionError(f"{ratio} hides none of the {count} patches: give a larger one")
+    if seen == 0:
+        raise OptionError(
+            f"{ratio} leaves none of the {count} patches to see: give a smaller one, or use smaller patches"
+        )
+    if config.in_channels * config.patch_size[0] * config.patch_size[1] == 1:
+        raise OptionError(
+            "mae normalises each patch by the deviation of its pixels, and one gray pixel has none: "
+            "use larger patches, or --objective masked"
+        )
+    return seen
+
+
 class Decoder(nn.Module):
     """A few narrow blocks that paint all patches from those that are seen; thrown away at the end."""
 
@@ -105,17 +129,9 @@ class MaskedAutoencoder(Unlabelled):
         dataset: Dataset | None = None,
     ) -> None:
         super().__init__(model, preprocessing, dataset)
-        if model.config.positions == "relative":
-            raise OptionError(
-                "mae drops patches, and relative positions need all of them: choose a --model with others"
-            )
-        self.decoder = Decoder(model.config, width, depth)
-        self.seen = max(1, round((1.0 - hidden) * model.config.patches))
+        self.seen = seen_patches(model.config, hidden)
         """How many patches of an image the encoder sees."""
-        if self.seen == model.config.patches:
-            raise OptionError(
-                f"--mask-ratio {hidden} hides none of the {model.config.patches} patches: give a larger one"
-            )
+        self.decoder = Decoder(model.config, width, depth)
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         painted, places = self.paint(batch)

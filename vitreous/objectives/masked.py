@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitreous.config import Preprocessing
 from vitreous.data import Batch, Dataset, draws
 from vitreous.errors import OptionError
+from vitreous.models.architecture import ViTConfig
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
 from vitreous.objectives import patches
@@ -27,6 +28,8 @@ LEVELS = 8
 """3 bits."""
 SMALL = 4
 """Side of the downsized patch that `small` predicts."""
+MOST_VALUES = 1 << 18
+"""Numbers predicted for a patch, at most: 3 bits of many channels are more colours than fit into memory."""
 
 
 class Settings(Protocol):
@@ -41,6 +44,22 @@ class Settings(Protocol):
 def build(model: Model, plan: Settings, dataset: Dataset) -> "Masked":
     """Return the task of `vitreous pretrain --objective masked`."""
     return Masked(patches.plain(model), plan.preprocessing, target=plan.settings["target"], dataset=dataset)
+
+
+def predicted_values(config: ViTConfig, target: Target) -> int:
+    """Return how many numbers are predicted for each patch; refuse what can't be learned from."""
+    if config.patches < 2:  # half of one is none
+        raise OptionError("masked needs 2 patches or more: use smaller patches or larger images")
+    if target == "pixels":
+        return config.in_channels * config.patch_size[0] * config.patch_size[1]
+    colors = LEVELS**config.in_channels
+    values = colors if target == "color" else SMALL * SMALL * colors
+    if values > MOST_VALUES:
+        raise OptionError(
+            f"--target {target} tells {colors:,} colours of {config.in_channels} channels apart, which are "
+            "too many: add --target pixels"
+        )
+    return values
 
 
 class Masked(Unlabelled):
@@ -61,16 +80,9 @@ class Masked(Unlabelled):
         super().__init__(model, preprocessing, dataset)
         self.target: Target = target
         config = model.config
-        if config.patches < 2:  # half of one is none
-            raise OptionError("masked needs 2 patches or more: use smaller patches or larger images")
         self.colors = LEVELS**config.in_channels
-        values = {
-            "color": self.colors,
-            "small": SMALL * SMALL * self.colors,
-            "pixels": config.in_channels * config.patch_size[0] * config.patch_size[1],
-        }
         self.mask_token = nn.Parameter(torch.empty(1, 1, config.width))
-        self.to_target = nn.Linear(config.width, values[target])
+        self.to_target = nn.Linear(config.width, predicted_values(config, target))
         nn.init.trunc_normal_(self.mask_token, std=0.02)
         nn.init.trunc_normal_(self.to_target.weight, std=0.02)
         nn.init.zeros_(self.to_target.bias)

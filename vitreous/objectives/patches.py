@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import OptionError
-from vitreous.models.architecture import ViTConfig
+from vitreous.models.architecture import Architecture, ViTConfig
 from vitreous.models.placed import Geometry
 from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
@@ -15,19 +15,26 @@ from vitreous.models.weights import Model
 
 def plain(model: Model) -> VisionTransformer:
     """Return the model if patches can be hidden from it; else refuse it."""
-    if not isinstance(model, VisionTransformer) or model.config.stem is not None:
+    require_plain(model.config)
+    assert isinstance(model, VisionTransformer)
+    return model
+
+
+def require_plain(config: Architecture) -> ViTConfig:
+    """Return the configuration of a model from which patches can be hidden; refuse any other."""
+    if not isinstance(config, ViTConfig) or config.stem is not None:
         raise OptionError(
             "patches can only be hidden from a plain ViT, which cuts them out of the image: "
             "choose another --model, or --objective dino"
         )
-    if model.config.frames is not None:
+    if config.frames is not None:
         raise OptionError("videos can't be pre-trained on: choose a --model for images")
-    if model.config.pooling == "map":
+    if config.pooling == "map":
         raise OptionError(
             "a ViT that pools by attention would not learn to do so from its patches: "
             "choose a --model that pools by its class token or the mean, or --objective dino"
         )
-    return model
+    return config
 
 
 def encode(model: VisionTransformer, tokens: Tensor, geometry: Geometry | None = None) -> Tensor:

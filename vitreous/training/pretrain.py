@@ -9,6 +9,7 @@ from vitreous.config import Augment, PretrainConfig
 from vitreous.data import InMemory, open_pictures
 from vitreous.errors import OptionError
 from vitreous.models.architecture import ViTConfig, pair
+from vitreous.objectives import mae, masked, patches
 from vitreous.options import refuse_unused
 from vitreous.predict import load
 from vitreous.training import defaults, setup
@@ -92,6 +93,10 @@ def _check(options: PretrainConfig) -> None:
 
 def _refuse(plan: Plan) -> None:
     """Refuse what pre-training can't use, from whichever option, recipe or checkpoint it came."""
+    if plan.objective == "mae":
+        mae.seen_patches(patches.require_plain(plan.architecture), plan.settings["mask_ratio"])
+    if plan.objective == "masked":
+        masked.predicted_values(patches.require_plain(plan.architecture), plan.settings["target"])
     if plan.preprocessing.resize == "pad":
         raise OptionError(
             "--fit pad leaves patches that show nothing: pre-training needs --fit cover or stretch"
