@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import pytest
 from tests.forks import FORKS
 from tests.training.runs import OPTIONS, assert_same_run, run, slow
 from vitreous import cli, files
-from vitreous.config import DistillConfig, FinetuneConfig
+from vitreous.config import DistillConfig, FinetuneConfig, PretrainConfig, TrainConfig
 from vitreous.errors import DiskFullError, ResumeError
-from vitreous.training import Result, distill, finetune, folder, train
+from vitreous.training import Result, chosen, distill, finetune, folder, loop, pretrain, train
 from vitreous.training.folder import RunLock
 
 
@@ -58,6 +58,56 @@ def test_an_option_that_was_left_open_is_what_the_plan_says(name: str, chosen: o
     (change,) = folder.changes(stored, {"lr": 1.0, name: usual})
     assert change == f"{name} was {json.dumps(chosen)} and is now {json.dumps(usual)}"
     assert folder.changes({"options": {}, "plan": {}}, {name: usual}) == []  # of an earlier version
+
+
+def test_every_value_that_was_chosen_may_be_given_again(data: str, tmp_path: Path) -> None:
+    """All that `auto` became, as `config.json` has it; and a rate as it was shown."""
+    left_open = TrainConfig(epochs=1, out=str(tmp_path / "run"), device="cpu", batch_size=48)
+    first = train(data, left_open)
+    plan = json.loads((tmp_path / "run" / "config.json").read_text())["plan"]
+    given = {
+        each.name: value
+        for each in fields(TrainConfig)
+        if getattr(left_open, each.name) in (None, "auto")
+        and (value := chosen.value(plan, each.name)) is not None
+    }
+    assert given.keys() >= {"lr", "image_size", "precision", "mixup", "fit", "init", "drop_path", "augment"}
+    given |= {"image_size": (8,), "lr": float(f"{given['lr']:.3g}")}
+    for name, value in given.items():
+        assert train(data, replace(left_open, **{name: value})).figures == first.figures, name
+    assert train(data, replace(left_open, **given)).figures == first.figures
+    other = {"lr": given["lr"] * 1.001, "mixup": 0.3, "augment": "light", "image_size": (16,), "init": "tiny"}
+    for name, value in other.items():
+        with pytest.raises(ResumeError, match=f"{name} was .* and is now"):
+            loop.train(data, replace(left_open, **{name: value}))
+
+
+def test_settings_of_a_task_that_were_chosen_may_be_given_again(data: str, tmp_path: Path) -> None:
+    left_open = PretrainConfig(epochs=1, out=str(tmp_path / "run"), device="cpu")
+    first = pretrain(data, left_open)
+    width = json.loads((tmp_path / "run" / "config.json").read_text())["plan"]["settings"]["decoder_width"]
+    assert pretrain(data, replace(left_open, decoder_width=width)).figures == first.figures
+    with pytest.raises(ResumeError, match=f"options: decoder_width was {width} and is now {width + 4}: "):
+        pretrain(data, replace(left_open, decoder_width=width + 4))
+
+
+def test_a_size_that_time_chose_may_be_given_again() -> None:
+    """The weights that a run starts from are then read at that size, with other positions."""
+    stored = {"options": {"checkpoint": "2e"}, "plan": {"architecture": {"image_size": [160, 160]}}}
+    assert folder.changes(stored, {"checkpoint": "3f", "image_size": (160,)}) == []
+    assert len(folder.changes(stored, {"checkpoint": "3f", "image_size": (128,)})) == 2
+    assert len(folder.changes(stored, {"checkpoint": "3f"})) == 1
+
+
+def test_values_are_compared_as_they_are_meant() -> None:
+    plan = {"time_budget": 180.0, "fit_head": True, "preprocessing": {"resize": "exact"}}
+    plan |= {"reasons": {"lr": "recipe modern"}, "settings": {"hard": True, "share": 0.5}}
+    stored = {"options": {"time_budget": "3m", "recipe": "auto", "task": plan["settings"]}, "plan": plan}
+    same = {"time_budget": "180s", "fit_head": "yes", "fit": "stretch", "recipe": "modern", "targets": "hard"}
+    given = {**stored["options"], "teacher_share": 0.5, **same}
+    assert folder.changes(stored, given) == []
+    for name, value in {"time_budget": "4m", "fit_head": "no", "recipe": "paper", "targets": "soft"}.items():
+        assert len(folder.changes(stored, {**given, name: value})) == 1, name
 
 
 @pytest.mark.parametrize("document", [{"model_type": "vit"}, [], {"options": {}, "plan": None}], ids=str)

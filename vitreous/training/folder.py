@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from vitreous import console
 from vitreous.errors import ResumeError, VitreousError
+from vitreous.training import chosen
 
 DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none", "tune": "full"}
 """What these options mean where the plan of an earlier version does not tell."""
@@ -149,7 +150,7 @@ def refuse_changes(stored: Mapping[str, Any], now: Mapping[str, Any], folder: Pa
 def changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return how these options differ from those that a run was started with.
 
-    An option that is given now and was not then is no change if the plan has the same value.
+    An option that is given now is no change if the plan has that value, whoever chose it.
     """
     before, plan = _given(stored["options"]), stored["plan"]
     now = _given(json.loads(json.dumps(now)))  # as `before` was read: tuples are lists
@@ -158,13 +159,23 @@ def changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             before.setdefault(name, plan.get(name, default))
             now.setdefault(name, default)
     other = {name for name in {*before, *now} if before.get(name) != now.get(name)}
+    same = {name for name in other if name in now and chosen.is_same(plan, name, now[name])}
+    other -= same
     if "seed" in other:
         other.discard("data")  # the held-out images follow from the seed
-    return [
-        CHECKSUMS.get(name)
-        or f"{name} was {json.dumps(before.get(name))} and is now {json.dumps(now.get(name))}"
-        for name in sorted(other)
-    ]
+    if same.intersection(chosen.SIZES) and "checkpoint" in now:
+        other.discard("checkpoint")  # its positions were resampled to that size
+    if other.intersection(now.get("task", ())):
+        other.discard("task")  # its options tell
+    return [CHECKSUMS.get(name) or _described(name, before, now, plan) for name in sorted(other)]
+
+
+def _described(name: str, before: Mapping[str, Any], now: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    """Return how an option differs: from what was given then, or was chosen."""
+    was = before.get(name)
+    if was in chosen.OPEN:
+        was = chosen.value(plan, name) or was
+    return f"{name} was {json.dumps(was)} and is now {json.dumps(now.get(name))}"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
