@@ -4,11 +4,12 @@ On a terminal tables and notes are drawn by rich; elsewhere they are plain lines
 Because only results reach stdout, `--json` keeps it clean by construction.
 """
 
-import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
+
+from vitreous.written import as_json, encodable
 
 Cell = str | int | float | None
 
@@ -30,17 +31,18 @@ def fail(message: str) -> None:
 
 def document(value: Any) -> None:
     """Write one JSON document to stdout (`--json`)."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(as_json(value, indent=2, encoding=encoding_of(sys.stdout)) + "\n")
 
 
 def result(sentence: str) -> None:
     """Write a result that is a sentence, to stdout."""
-    sys.stdout.write(sentence + "\n")
+    sys.stdout.write(encodable(sentence, encoding_of(sys.stdout)) + "\n")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, title: str = "") -> None:
     """Write a table to stdout: boxed on a terminal, aligned plain lines elsewhere. Numbers align right."""
-    texts = [[_text(cell) for cell in row] for row in rows]
+    encoding = encoding_of(sys.stdout)
+    columns, *texts = [[encodable(_text(cell), encoding) for cell in row] for row in (columns, *rows)]
     numeric = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(columns))]
     if sys.stdout.isatty():
         _draw(columns, texts, numeric, title)
@@ -52,6 +54,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, title: str 
             for cell, width, right in zip(line, widths, numeric, strict=True)
         )
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def encoding_of(stream: TextIO) -> str:
+    """Return what a stream turns its text into; a name may hold what that has no bytes for."""
+    return stream.encoding or "utf-8"
 
 
 def _text(cell: Cell) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError
+from vitreous.written import encodable
 
 
 def cache_root() -> Path:
@@ -57,8 +58,8 @@ def publish(finished: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically."""
-    write_bytes(path, text.encode("utf-8"))
+    """Write a small text file atomically; names in it may be of any bytes."""
+    write_bytes(path, encodable(text).encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:

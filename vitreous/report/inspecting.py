@@ -1,6 +1,5 @@
 """`vitreous inspect`: any checkpoint and some images in, figures, numbers and a page out."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from vitreous.report.document import Gallery, Picture, Report, environment
 from vitreous.report.numbers import HEADS_OF, numbers
 from vitreous.report.observe import CNN, Findings, ImageFindings, InspectOptions, findings
 from vitreous.report.page import write
+from vitreous.written import as_json
 
 MOST = 24
 """Images of a folder that are used, at most: each gets a row of pictures."""
@@ -56,7 +56,7 @@ def inspect(
     for drawing in drawings:
         files.write_bytes(out / f"{drawing.name}.png", plot.png(drawing.figure))
     document = {"checkpoint": str(source), **numbers(found, str(compare or ""))}
-    files.write_text(out / "inspection.json", json.dumps(document, ensure_ascii=False) + "\n")
+    files.write_text(out / "inspection.json", as_json(document) + "\n")
     write(out / "report.html", _report(found, drawings, classifier, str(source), command))
     return document
 

@@ -1,7 +1,6 @@
 """The application: its routes, from the simplest to the largest."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
@@ -35,6 +34,7 @@ from vitreous.serve.settings import (
     Settings,
 )
 from vitreous.version import __version__
+from vitreous.written import as_json
 
 IMAGE_PROBLEMS = (408, 413, 415, 422, 429, 503, 504)
 MESSAGES = {404: "there is nothing at this path", 405: "this path does not take that method"}
@@ -337,7 +337,7 @@ async def _or_refusal(answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, 
 
 
 def _json(value: Any) -> Response:
-    return Response(json.dumps(value, ensure_ascii=False), media_type="application/json")
+    return Response(as_json(value), media_type="application/json")
 
 
 def _half_floats(values: torch.Tensor) -> Response:

@@ -1,0 +1,44 @@
+"""Text for other programs: what UTF-8 or JSON have no word for is spelled out, wherever it is written."""
+
+import io
+import json
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+
+from vitreous import console, files, written
+
+STRAY = "caf\udce9.png"
+
+
+def test_what_json_has_no_word_for_is_null() -> None:
+    text = written.as_json({"a": [1.5, nan, (inf, -inf)], "b": {"c": nan}, "d": True})
+    assert json.loads(text) == {"a": [1.5, None, [None, None]], "b": {"c": None}, "d": True}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_json_gives_back_any_name(encoding: str) -> None:
+    names = ["é", "猫", "😀", STRAY, "\x85", 'q"\\\n']
+    assert json.loads(written.as_json(names, encoding=encoding).encode(encoding)) == names
+
+
+def test_readable_letters_stay_as_they_are() -> None:
+    assert written.as_json(["é 猫"]) == '["é 猫"]'
+    assert written.encodable("é 猫") == "é 猫" and written.encodable("é 猫", "latin-1") == "é \\u732b"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_results_reach_any_output(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(held, encoding=encoding, write_through=True))
+    console.table(["file", "é"], [[STRAY, "猫"]])
+    console.document({"file": STRAY, "loss": nan})
+    console.result(STRAY)
+    said = held.getvalue().decode(encoding)
+    assert r"caf\udce9.png" in said.splitlines()[1] and '"loss": null' in said
+
+
+def test_files_hold_names_of_any_bytes(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "a.json", {STRAY: "é"})
+    assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {STRAY: "é"}

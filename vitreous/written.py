@@ -1,0 +1,34 @@
+"""Text as other programs can read it: JSON of finite numbers, names of any bytes. Nothing is written here."""
+
+import json
+import math
+from typing import Any
+
+
+def encodable(text: str, encoding: str = "utf-8") -> str:
+    """Return text in which what the encoding has no bytes for is spelled out: a stray byte as `\\udcff`."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with null in place of NaN and infinity, for which JSON has no word."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return value
+
+
+def as_json(value: Any, *, indent: int | None = None, encoding: str = "utf-8") -> str:
+    """Return one JSON document that every reader takes, in characters that the encoding has."""
+    try:
+        text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # looked for only here: an answer of the server should cost next to nothing
+        return as_json(finite(value), indent=indent, encoding=encoding)
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return json.dumps(value, indent=indent, allow_nan=False)
+    return text
