@@ -3,8 +3,12 @@
 import csv
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +315,42 @@ def test_standard_input_is_a_list_or_an_image(folder: Path, separator: str) -> N
     assert len(empty) == 1 and "is empty" in str(empty[0].error)
 
 
+def test_a_list_may_begin_as_a_picture_does() -> None:
+    for first in ("BMW/1.jpg", "GIF8.png", "RIFFLE.jpg", "BM"):
+        listed = io.BytesIO(f"{first}\nb.jpg\n".encode())
+        assert [item.file for item in inputs.find(["-"], listed)] == [first, "b.jpg"]
+    for kind in ("BMP", "GIF", "WEBP", "TIFF"):
+        made = io.BytesIO()
+        Image.new("RGB", (9, 9)).save(made, kind)
+        assert [item.data for item in inputs.find(["-"], io.BytesIO(made.getvalue()))] == [made.getvalue()]
+
+
+def test_a_list_by_a_windows_editor_names_its_first_file(tmp_path: Path) -> None:
+    listed = "\ufeffa.jpg\r\nb.jpg\r\n".encode()
+    assert [item.file for item in inputs.find(["-"], io.BytesIO(listed))] == ["a.jpg", "b.jpg"]
+    own = tmp_path / "\ufeffa.jpg"
+    own.touch()
+    relative = io.BytesIO(f"{own}\n".encode())
+    assert [item.file for item in inputs.find(["-"], relative)] == [str(own)]
+
+
+def test_names_of_any_bytes_are_written(sealed: str, folder: Path, tmp_path: Path) -> None:
+    name = os.fsencode(folder) + b"/caf\xe9.png"
+    shutil.copy(next(folder.glob("0001*")), os.fsdecode(name))
+    given = ["predict", sealed, os.fsdecode(name)]
+    for form in ([], ["--json"], ["--csv"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "vitreous", *given, *form],
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        )
+        assert done.returncode == 0, done.stderr
+        if form == ["--json"]:
+            assert os.fsencode(json.loads(done.stdout)[0]["file"]) == name
+        if form == ["--csv"]:
+            assert name in done.stdout
+
+
 def test_exit_status_says_how_it_went(sealed: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["predict", sealed, str(folder)]) == 0
     assert "1 of 13 files could not be read" in capsys.readouterr().err
@@ -328,12 +368,18 @@ def test_out_goes_on_where_a_kill_stopped_it(sealed: str, folder: Path, tmp_path
     """Cut the output at every byte of its last rows: the second run must end with the same file."""
     out = tmp_path / "out.csv"
     odd = folder / 'a "name", with\nall of it.png'
-    shutil.copy(next(folder.glob("0000*")), odd)
+    for each in (
+        odd,
+        folder / "a\rreturn.png",
+        folder / "\ufeffmark.png",
+        folder / os.fsdecode(b"caf\xe9.png"),
+    ):
+        shutil.copy(next(folder.glob("0000*")), each)
     arguments = ["predict", sealed, str(folder), "--out", str(out)]
     assert cli.main(arguments) == 0
     whole = out.read_bytes()
-    rows = list(csv.DictReader(io.StringIO(whole.decode())))
-    assert len(rows) == 14 and {row["file"] for row in rows} >= {str(odd)}
+    rows = list(csv.DictReader(io.StringIO(whole.decode(errors="surrogateescape"), newline="")))
+    assert len(rows) == 17 and {row["file"] for row in rows} >= {str(odd), str(folder / "a\rreturn.png")}
     for cut in [0, 5, *range(len(whole) - 420, len(whole), 23)]:
         out.write_bytes(whole[:cut])
         if 0 < cut < 20:
@@ -341,6 +387,43 @@ def test_out_goes_on_where_a_kill_stopped_it(sealed: str, folder: Path, tmp_path
             continue
         assert cli.main(arguments) == 0
         assert out.read_bytes() == whole
+
+
+def test_out_keeps_what_follows_a_row_that_somebody_changed(
+    sealed: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["predict", sealed, str(folder), "--out", str(tmp_path / "out.csv")]
+    assert cli.main(arguments) == 0
+    header, first, *rest = (tmp_path / "out.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "out.csv").write_text("".join([header, "\n", *rest]))
+    capsys.readouterr()
+    assert cli.main(arguments) == 0
+    assert "(12 from an earlier run)" in capsys.readouterr().err
+    assert (tmp_path / "out.csv").read_text() == "".join([header, "\n", *rest, first])
+    for line in ("a remark\n", "a\rremark\n"):
+        (tmp_path / "out.csv").write_text(changed := "".join([header, line, *rest]), newline="")
+        assert cli.main(arguments) == 1
+        assert "can't be continued" in capsys.readouterr().err
+        assert (tmp_path / "out.csv").read_bytes().decode() == changed
+
+
+def test_a_row_may_be_as_long_as_all_classes_are(digits: Classifier, folder: Path, tmp_path: Path) -> None:
+    labels = [f"{number} {'long ' * 3000}" for number in range(10)]
+    long = replace(digits, labels=labels).save(tmp_path / "long.safetensors")
+    arguments = ["predict", str(long), str(folder), "--top", "10", "--out", str(tmp_path / "out.csv")]
+    assert cli.main(arguments) == 0
+    whole = (tmp_path / "out.csv").read_bytes()
+    assert cli.main(arguments) == 0 and (tmp_path / "out.csv").read_bytes() == whole
+
+
+def test_each_picture_on_standard_input_is_new(
+    sealed: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in sorted(folder.glob("000[01]*")):
+        with path.open() as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            assert cli.main(["predict", sealed, "-", "--out", str(tmp_path / "out.csv")]) == 0
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
 
 
 def test_out_refuses_other_files_and_other_models(

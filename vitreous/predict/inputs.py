@@ -20,8 +20,12 @@ from vitreous.data.decode import MAX_BYTES, SUFFIXES
 from vitreous.data.pictures import Tally
 from vitreous.errors import DataError
 
-SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*", b"BM", b"\0\0\0")
-PEEK = 4
+SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF87a", b"GIF89a", b"II*\0", b"II+\0", b"MM\0*", b"\0\0\0")
+BMP_HEADERS = (12, 16, 40, 52, 56, 64, 108, 124)
+"""Sizes of the header that follows the first 14 bytes of a BMP: its two letters may begin a name as well."""
+PEEK = 18
+BOM = "\ufeff"
+"""Windows' editors put it before the first line of a list."""
 KINDS = "give a path, a folder, a pattern, bytes, a Pillow image, an array or a tensor"
 
 
@@ -97,15 +101,23 @@ def _walk(folder: str, tally: Tally) -> Iterator[Item]:
 
 def _standard_input(stream: BinaryIO) -> Iterator[Item]:
     start = stream.read(PEEK)
-    if start.startswith(SIGNATURES):
+    if _begins_image(start):
         yield Item("-", data=start + stream.read(MAX_BYTES))
         return
     found = False
-    for name in _names(stream, start):
+    for name in map(os.fsdecode, _names(stream, start)):
+        if not found and name.startswith(BOM) and not os.path.lexists(name):
+            name = name.removeprefix(BOM)
         found = True
-        yield Item(os.fsdecode(name))
+        yield Item(name)
     if not found:
         yield Item("-", error="standard input is empty: pipe an image or a list of files into it")
+
+
+def _begins_image(start: bytes) -> bool:
+    if start.startswith(b"BM"):
+        return int.from_bytes(start[14:18], "little") in BMP_HEADERS
+    return start.startswith(SIGNATURES) or (start[:4] == b"RIFF" and start[8:12] == b"WEBP")
 
 
 def _names(stream: BinaryIO, held: bytes) -> Iterator[bytes]:

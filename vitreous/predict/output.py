@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Protocol, TextIO
 
 import numpy as np
 
@@ -18,9 +18,12 @@ from vitreous import console
 from vitreous.errors import DataError
 from vitreous.predict.classifier import Classifier, Failure, Prediction
 from vitreous.predict.identity import identity
+from vitreous.written import as_json
 
 COLUMNS = ("file", "label", "probability", "top", "error", "model")
 TABLE_ROWS = 500
+LONGEST_FIELD = (1 << 31) - 1
+"""Characters of a field: Python would stop at 131,072, which the names of 20,000 classes exceed."""
 
 
 class Writer(Protocol):
@@ -62,13 +65,13 @@ class TableWriter:
 class JsonWriter:
     """One JSON document, a list, written as its entries come."""
 
-    def __init__(self, stream: IO[str] | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self.stream, self.separator = stream or sys.stdout, "["
 
     def add(self, entry: Prediction | Failure) -> None:
         """Take the next entry."""
-        text = json.dumps(entry.to_dict(), ensure_ascii=False)
-        self.stream.write(f"{self.separator}\n  {text.encode('utf-8', 'backslashreplace').decode()}")
+        text = as_json(entry.to_dict(), encoding=console.encoding_of(self.stream))
+        self.stream.write(f"{self.separator}\n  {text}")
         self.separator = ","
 
     def close(self) -> None:
@@ -76,12 +79,22 @@ class JsonWriter:
         self.stream.write("[]\n" if self.separator == "[" else "\n]\n")
 
 
+class _Lines:
+    """Ends rows with a line feed alone. The writer thinks of both marks, and so quotes names with either."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream = stream
+
+    def write(self, row: str) -> int:
+        return self.stream.write(row.removesuffix("\r\n") + "\n")
+
+
 class CsvWriter:
     """Rows of `file, label, probability, top, error, model`; flushed one by one: a kill costs at most one."""
 
     def __init__(self, stream: IO[str], model: str, *, header: bool = True) -> None:
         self.stream, self.model = stream, model
-        self.rows = csv.writer(stream, lineterminator="\n")
+        self.rows = csv.writer(_Lines(stream))
         if header:
             self.rows.writerow(COLUMNS)
 
@@ -147,20 +160,36 @@ class _Rows:
     def __iter__(self) -> Iterator[str]:
         with self.path.open("rb") as file:
             self.read, self.ended = 0, True
+            csv.field_size_limit(LONGEST_FIELD)
             rows = csv.reader(self._lines(file))
             if tuple(next(rows, ())) != COLUMNS:
                 raise DataError(f"{self.path} is not an output of vitreous predict: choose another --out")
             self.whole = self.read
-            for row in rows:
-                if len(row) != len(COLUMNS) or not self.ended:
-                    return  # a crash cut this row: its file is predicted again
-                if row[-1] != self.model:
-                    raise DataError(
-                        f"{self.path} was made by another model ({row[-1]}, this is {self.model}): "
-                        "choose another --out"
-                    )
-                self.whole, self.failed = self.read, self.failed + bool(row[4])
-                yield row[0]
+            try:
+                yield from self._files(rows)
+            except csv.Error as error:
+                raise self._damaged(str(error)) from None
+
+    def _files(self, rows: "csv.Reader") -> Iterator[str]:
+        for row in rows:
+            if not row:
+                continue  # a blank line, where somebody removed rows
+            if len(row) != len(COLUMNS) or not self.ended:
+                if self.ended and next(rows, None) is not None:
+                    raise self._damaged(f"a row of {len(row)} columns")
+                return  # a crash cut this row: its file is predicted again
+            if row[-1] != self.model:
+                raise DataError(
+                    f"{self.path} was made by another model ({row[-1]}, this is {self.model}): "
+                    "choose another --out"
+                )
+            self.whole, self.failed = self.read, self.failed + bool(row[4])
+            yield row[0]
+
+    def _damaged(self, what: str) -> DataError:
+        return DataError(
+            f"{self.path} can't be continued, {what} is not of vitreous predict: choose another --out"
+        )
 
     def _lines(self, file: IO[bytes]) -> Iterator[str]:
         for line in file:

@@ -53,7 +53,8 @@ def predict_files(
         classifier, runtime, precision, images=len(ahead), batch=batch or batch_size(classifier)
     )
     writer, finished = _writer(classifier, form, out, counts)
-    items = (item for item in chain(ahead, named) if item.file not in finished)
+    # A picture on standard input has no name by which it could be known again
+    items = (item for item in chain(ahead, named) if item.data is not None or item.file not in finished)
     try:
         for entry in predict_all(classifier, items, top=top, batch=batch, workers=workers):
             writer.add(entry)
@@ -80,5 +81,7 @@ def _writer(classifier: Classifier, form: Form, out: Path | None, counts: Counts
         counts.files = len(finished)
         return writer, finished
     if form == "csv":
+        if hasattr(sys.stdout, "reconfigure"):  # as in a file: a name is the bytes that the disk has
+            sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
         return CsvWriter(sys.stdout, fingerprint(classifier)), Finished()
     return (JsonWriter() if form == "json" else TableWriter()), Finished()
