@@ -25,7 +25,7 @@ from vitreous import checkpoint, cli, parallel
 from vitreous.config import Preprocessing
 from vitreous.data import pictures
 from vitreous.data.augment import EvaluationTransform
-from vitreous.errors import CheckpointError, DataError, ModelError, OptionError
+from vitreous.errors import CheckpointError, DataError, ModelError, OptionError, VitreousError
 from vitreous.models import zoo
 from vitreous.predict import Classifier, inputs, stream
 
@@ -349,6 +349,23 @@ def test_names_of_any_bytes_are_written(sealed: str, folder: Path, tmp_path: Pat
             assert os.fsencode(json.loads(done.stdout)[0]["file"]) == name
         if form == ["--csv"]:
             assert name in done.stdout
+
+
+def test_weights_have_a_name_that_libraries_can_open(
+    sealed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stray = str(tmp_path / os.fsdecode(b"caf\xe9"))
+    shutil.copy(sealed, f"{stray}.safetensors")
+    for words in (
+        ["inspect", f"{stray}.safetensors"],
+        ["export", sealed, f"{stray}.onnx"],
+        ["convert", sealed, f"{stray}.pth", "--to", "timm"],
+    ):
+        capsys.readouterr()
+        assert cli.main(words) == 1
+        assert "the name of weights has to be UTF-8: choose another" in capsys.readouterr().err
+    with pytest.raises(VitreousError, match="has to be UTF-8"):
+        vitreous.load(sealed).save(stray)
 
 
 def test_exit_status_says_how_it_went(sealed: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

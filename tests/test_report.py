@@ -270,3 +270,10 @@ def test_the_last_point_of_a_curve_averages_as_many_batches_as_the_others() -> N
     assert points == [(40.0, 1.0), (80.0, 1.0), (120.0, 1.0)]
     assert _points([*rows, short, val], "val", ("loss",)) == [(123.0, 2.0)]
     assert len(_points([short], "train", ("loss",))) == 1  # all there is
+
+
+def test_a_page_holds_names_of_any_bytes(tmp_path: Path) -> None:
+    path = report.write(
+        tmp_path / "report.html", Report(title="caf\udce9", command="vitreous inspect caf\udce9")
+    )
+    assert r"caf\udce9" in path.read_text(encoding="utf-8")

@@ -45,6 +45,7 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
     """
     if destination.exists():
         raise LayoutError(f"{destination} exists: choose another name, or remove it first")
+    files.require_utf8(destination)
     classifier = load(source, **options)
     draft = destination.with_name(f".draft-{destination.name}")
     _remove(draft)

@@ -49,6 +49,12 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def require_utf8(path: Path) -> None:
+    """Refuse a name that the libraries which read and write weights can't use."""
+    if encodable(str(path)) != str(path):
+        raise VitreousError(f"{encodable(str(path))}: the name of weights has to be UTF-8: choose another")
+
+
 def publish(finished: Path, path: Path) -> None:
     """Make a finished file durable, and only then give it its name."""
     with finished.open("rb+") as file:

@@ -55,6 +55,7 @@ def export(
         images: Image files to prove it with; without them, bundled ones.
         tolerance: The largest difference in probability that is allowed (bf16, int8: in label agreement).
     """
+    files.require_utf8(destination)
     form = formats.choose(destination, precision)
     if destination.exists():
         raise VitreousError(f"{destination} exists: choose another name, or remove it first")

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous import checkpoint, layouts, parallel
+from vitreous import checkpoint, files, layouts, parallel
 from vitreous.data.augment import EvaluationTransform, normalize
 from vitreous.data.decode import decode
 from vitreous.data.sources.arrays import levels
@@ -241,6 +241,7 @@ class Classifier:
     def save(self, path: str | Path, layout: str = "vitreous") -> Path:
         """Write the classifier: `vitreous` (one sealed file), `timm`, `hf`, `google` or `torchvision`."""
         path = Path(path)
+        files.require_utf8(path)
         if layout != "vitreous":
             return layouts.write(self.weights(), path, layout)
         path = path if path.suffix == ".safetensors" else path / "model.safetensors"

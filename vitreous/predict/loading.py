@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from vitreous import checkpoint, console, layouts, parallel
+from vitreous import checkpoint, console, files, layouts, parallel
 from vitreous.config import Inference, Preprocessing, Runtime
 from vitreous.data.augment import EvaluationTransform
 from vitreous.errors import CheckpointError, ModelError
@@ -99,6 +99,7 @@ def _read(
         raise CheckpointError(
             f"{path} does not exist: give a file, a folder, hf://owner/name, or tiny, which is bundled"
         )
+    files.require_utf8(path)
     for name in ("", "best.safetensors", "model.safetensors"):
         if (path / name).is_file() and checkpoint.is_sealed(path / name):
             return checkpoint.read(path / name, verify=verify), "vitreous"

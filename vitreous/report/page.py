@@ -18,6 +18,7 @@ from vitreous import console, files, plot
 from vitreous.report import markdown
 from vitreous.report.curves import curves
 from vitreous.report.document import Gallery, Mistake, Picture, Report, class_rows
+from vitreous.written import encodable
 
 LARGEST = 5_000_000
 """Bytes of a page; images are left out until it fits."""
@@ -84,7 +85,7 @@ def render(report: Report) -> str:
         for title, body in present.items()
     )
     style = (resources("vitreous.report") / "style.css").read_text(encoding="utf-8")
-    return (
+    return encodable(
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
