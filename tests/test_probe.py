@@ -33,6 +33,16 @@ def test_every_method_finds_the_digits(digits_file: Path, tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*.npz"))) == 3  # one a split, made once
 
 
+def test_features_that_are_no_numbers_are_refused(digits_file: Path, tmp_path: Path) -> None:
+    classifier = vitreous.load(digits_file)
+    with torch.no_grad():
+        classifier.model.blocks[0].mlp.fc1.bias[0] = float("nan")
+    broken = classifier.save(tmp_path / "broken.safetensors")
+    for method in ("knn", "fewshot", "linear"):
+        with pytest.raises(ModelError, match="the features are not numbers"):
+            probe(str(broken), "digits", ProbeConfig(cache=str(tmp_path), method=method))
+
+
 def test_features_are_the_models_own_and_kept_by_content(digits_file: Path, tmp_path: Path) -> None:
     clf, split = vitreous.load(digits_file), open_data("digits").splits["val"]
     take = lambda **options: features.extract(  # noqa: E731

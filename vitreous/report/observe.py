@@ -95,6 +95,7 @@ def findings(
     """Inspect a classifier with some images, and compare it with another one if given."""
     options = options or InspectOptions()
     model = classifier.model
+    _require_numbers(model)
     found = Findings(
         model, filters=embeddings.filters(model), positions=embeddings.position_similarity(model)
     )
@@ -113,6 +114,12 @@ def findings(
     if images:
         _observe(found, classifier, images, options, target, other)
     return found
+
+
+def _require_numbers(model: Model) -> None:
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise ModelError(f"the weights hold inf or NaN (the first in {name}): load others")
 
 
 def _observe(
