@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.test_report import ATTACK, NAMES, PIXELS, RIGHT_TO_LEFT
@@ -13,7 +14,7 @@ from tests.test_vit import tiny
 from vitreous import cli, inspection, report
 from vitreous.config import Preprocessing
 from vitreous.data.augment import EvaluationTransform
-from vitreous.errors import DataError, ModelError
+from vitreous.errors import DataError, ModelError, OptionError
 from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
 from vitreous.predict import Classifier, load
@@ -29,6 +30,12 @@ def sealed(folder: Path, name: str = "model", labels: list[str] | None = None, *
     return Classifier(model, EvaluationTransform(preprocessing, (8, 8)), names).save(
         folder / f"{name}.safetensors"
     )
+
+
+def cnn_of_four(folder: Path) -> Path:
+    cnn = ResNet(ResNetConfig(layers=(1, 1), stem_width=32, num_classes=4, image_size=(64, 64))).eval()
+    transform = EvaluationTransform(Preprocessing(image_size=(64, 64)))
+    return Classifier(cnn, transform, NAMES).save(folder / "cnn.safetensors")
 
 
 @pytest.fixture
@@ -133,11 +140,7 @@ def test_own_aspect_shows_the_whole_picture(tmp_path: Path) -> None:
 
 
 def test_inspect_of_a_cnn_and_of_a_model_without_classes(tmp_path: Path, images: list[Path]) -> None:
-    cnn = ResNet(ResNetConfig(layers=(1, 1), stem_width=32, num_classes=4, image_size=(64, 64))).eval()
-    Classifier(cnn, EvaluationTransform(Preprocessing(image_size=(64, 64))), NAMES).save(
-        tmp_path / "cnn.safetensors"
-    )
-    document = report.inspect(tmp_path / "cnn.safetensors", images, tmp_path / "cnn")
+    document = report.inspect(cnn_of_four(tmp_path), images, tmp_path / "cnn")
     assert set(document["images"][0]["maps"]) == {"Grad-CAM"} and document["attention_entropy"] is None
     assert "attention, rollout and positions: a CNN has none" in document["notes"]
     document = report.inspect(sealed(tmp_path, labels=[]), images, tmp_path / "headless")
@@ -165,6 +168,44 @@ def test_what_inspect_can_not_do_is_said_in_one_line(tmp_path: Path, images: lis
     (tmp_path / "text.png").write_text("text")
     with pytest.raises(DataError, match="none of the 1 images could be read"):
         report.inspect(source, [tmp_path / "text.png"], tmp_path / "out")
+    broken = load(source)
+    with torch.no_grad():
+        broken.model.blocks[1].attn.proj.weight[0, 0] = float("nan")
+    broken.save(tmp_path / "broken.safetensors")
+    with pytest.raises(ModelError, match=r"inf or NaN \(the first in blocks.1.attn.proj.weight\)"):
+        report.inspect(tmp_path / "broken.safetensors", images, tmp_path / "out")
+
+
+def test_an_option_that_shows_nothing_is_refused(tmp_path: Path, images: list[Path]) -> None:
+    source = sealed(tmp_path, labels=["cat", "dog"])
+    alone = {
+        "--class": InspectOptions(class_name="cat"),
+        "--patch": InspectOptions(patch=(0, 0)),
+        "--head-fusion": InspectOptions(fusion="max"),
+        "--discard-ratio": InspectOptions(discard=0.5),
+        "--own-aspect": InspectOptions(own_aspect=True),
+    }
+    for flag, options in alone.items():
+        with pytest.raises(OptionError, match=f"{flag} changes what is shown of images: give at least one"):
+            report.inspect(source, [], tmp_path / "out", options)
+    cnn = cnn_of_four(tmp_path)
+    for flag in ("--patch", "--head-fusion", "--discard-ratio"):
+        with pytest.raises(OptionError, match=f"{flag} is about attention, and a CNN has none"):
+            report.inspect(cnn, images, tmp_path / "out", alone[flag])
+
+
+def test_inspect_names_what_it_wrote_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, out = sealed(tmp_path), tmp_path / "out"
+    out.mkdir()
+    (out / "holiday.png").write_bytes(b"the user's own")
+    assert cli.main(["inspect", str(source), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    named = {line.split()[0] for line in said.out.splitlines()[1:]}
+    assert named == {str(path) for path in out.iterdir()} - {str(out / "holiday.png")}
+    assert "holiday" not in said.err
+    assert json.loads((out / "inspection.json").read_text())["figures"] == ["filters.png", "positions.png"]
 
 
 @pytest.mark.usefixtures("blank_figures")

@@ -182,11 +182,10 @@ def inspect(
         console.document(found.to_dict())
         return
     assert found.folder is not None
-    for path in sorted(found.folder.glob("*.png")):
-        console.note(f"wrote {path}")
-    rows = [
-        [str(found.folder / "report.html"), "the figures, with how to read them"],
+    rows = [[str(found.folder / name), "a figure"] for name in found.figures]
+    rows += [
         [str(found.folder / "inspection.json"), "the numbers that they show"],
+        [str(found.folder / "report.html"), "all of it, with how to read it"],
     ]
     console.table(["wrote", "holds"], rows)
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from vitreous import console, files, plot
 from vitreous.data.decode import decode
 from vitreous.data.pictures import why_not
-from vitreous.errors import DataError
+from vitreous.errors import DataError, OptionError
 from vitreous.plot.inside import Line, Pictured
 from vitreous.predict import Classifier, load
 from vitreous.report.batches import NamedImage
@@ -22,6 +22,15 @@ from vitreous.written import as_json
 
 MOST = 24
 """Images of a folder that are used, at most: each gets a row of pictures."""
+
+FLAGS = {
+    "--class": "class_name",
+    "--patch": "patch",
+    "--head-fusion": "fusion",
+    "--discard-ratio": "discard",
+    "--own-aspect": "own_aspect",
+}
+OF_ATTENTION = ("--patch", "--head-fusion", "--discard-ratio")
 
 
 class Drawing(NamedTuple):
@@ -51,14 +60,27 @@ def inspect(
     decoded = read(images, classifier)
     if compare is not None and not decoded:
         raise DataError("two checkpoints are compared through images: give at least one")
+    _refuse_what_shows_nothing(options, bool(decoded), classifier.model.config.has_attention)
     found = findings(classifier, decoded, options, other)
     drawings = list(draw(found, str(source), str(compare or "")))
     for drawing in drawings:
         files.write_bytes(out / f"{drawing.name}.png", plot.png(drawing.figure))
-    document = {"checkpoint": str(source), **numbers(found, str(compare or ""))}
+    figures = [f"{drawing.name}.png" for drawing in drawings]
+    document = {"checkpoint": str(source), "figures": figures, **numbers(found, str(compare or ""))}
     files.write_text(out / "inspection.json", as_json(document) + "\n")
     write(out / "report.html", _report(found, drawings, classifier, str(source), command))
     return document
+
+
+def _refuse_what_shows_nothing(options: InspectOptions, images: bool, attention: bool) -> None:
+    """Refuse options whose figures there will not be: without images, or for a CNN."""
+    plain = InspectOptions()
+    given = {flag: getattr(options, name) != getattr(plain, name) for flag, name in FLAGS.items()}
+    if not images and any(given.values()):
+        named = ", ".join(flag for flag, is_given in given.items() if is_given)
+        raise OptionError(f"{named} changes what is shown of images: give at least one image")
+    if not attention and (named := ", ".join(flag for flag in OF_ATTENTION if given[flag])):
+        raise OptionError(f"{named} is about attention, and a CNN has none: leave it out")
 
 
 def read(images: Sequence[str | Path], classifier: Classifier) -> list[NamedImage]:
