@@ -17,8 +17,9 @@ from tests.training.runs import OPTIONS, assert_same_run, run, slow
 from vitreous import cli, files
 from vitreous.config import DistillConfig, FinetuneConfig, PretrainConfig, TrainConfig
 from vitreous.errors import DiskFullError, ResumeError
-from vitreous.training import Result, chosen, distill, finetune, folder, loop, pretrain, train
+from vitreous.training import Result, chosen, distill, finetune, folder, pretrain, train
 from vitreous.training.folder import RunLock
+from vitreous.training.run import train as start
 
 
 def test_changed_options_are_refused(data: str, undisturbed: Result, tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_every_value_that_was_chosen_may_be_given_again(data: str, tmp_path: Pat
     other = {"lr": given["lr"] * 1.001, "mixup": 0.3, "augment": "light", "image_size": (16,), "init": "tiny"}
     for name, value in other.items():
         with pytest.raises(ResumeError, match=f"{name} was .* and is now"):
-            loop.train(data, replace(left_open, **{name: value}))
+            start(data, replace(left_open, **{name: value}))
 
 
 def test_settings_of_a_task_that_were_chosen_may_be_given_again(data: str, tmp_path: Path) -> None:

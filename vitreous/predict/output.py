@@ -170,7 +170,7 @@ class _Rows:
             except csv.Error as error:
                 raise self._damaged(str(error)) from None
 
-    def _files(self, rows: "csv.Reader") -> Iterator[str]:
+    def _files(self, rows: Iterator[list[str]]) -> Iterator[str]:
         for row in rows:
             if not row:
                 continue  # a blank line, where somebody removed rows

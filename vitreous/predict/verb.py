@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
@@ -81,7 +82,7 @@ def _writer(classifier: Classifier, form: Form, out: Path | None, counts: Counts
         counts.files = len(finished)
         return writer, finished
     if form == "csv":
-        if hasattr(sys.stdout, "reconfigure"):  # as in a file: a name is the bytes that the disk has
+        if isinstance(sys.stdout, TextIOWrapper):  # as in a file: a name is the bytes that the disk has
             sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")
         return CsvWriter(sys.stdout, fingerprint(classifier)), Finished()
     return (JsonWriter() if form == "json" else TableWriter()), Finished()
