@@ -40,7 +40,7 @@ class ResumeError(VitreousError):
 
 
 class DiskFullError(ResumeError):
-    """A checkpoint that the disk has no room for."""
+    """A file, such as a checkpoint, that the disk has no room for."""
 
 
 class TrainingError(VitreousError):

@@ -8,8 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitreous.errors import VitreousError
+from safetensors import SafetensorError
+
+from vitreous.errors import DiskFullError, VitreousError
 from vitreous.written import encodable
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def cache_root() -> Path:
@@ -39,11 +43,11 @@ def atomic(path: Path) -> Iterator[Path]:
         if temporary.stat().st_mode & 0o777 != mode:
             temporary.chmod(mode)
         publish(temporary, path)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if not disk_is_full(error):
             raise
-        raise VitreousError(
-            f"no space left on the disk of {path.parent}: {path.name} was not written"
+        raise DiskFullError(
+            f"the disk of {path.parent} is full: {path.name} was not written: make room, or take another disk"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -53,6 +57,14 @@ def require_utf8(path: Path) -> None:
     """Refuse a name that the libraries which read and write weights can't use."""
     if encodable(str(path)) != str(path):
         raise VitreousError(f"{encodable(str(path))}: the name of weights has to be UTF-8: choose another")
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Tell whether the error means that a disk, or the user's share of it, is full, whoever wrote."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    text = str(error) if isinstance(error, SafetensorError) else ""  # it has the number in its text alone
+    return isinstance(error, DiskFullError) or any(f"(os error {number})" in text for number in FULL)
 
 
 def publish(finished: Path, path: Path) -> None:

@@ -5,20 +5,23 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from tests.forks import FORKS
 from tests.training.runs import OPTIONS, assert_same_run, run, slow
-from vitreous import cli, files
+from vitreous import checkpoint, cli, files
 from vitreous.config import DistillConfig, FinetuneConfig, PretrainConfig, TrainConfig
 from vitreous.errors import DiskFullError, ResumeError
 from vitreous.training import Result, chosen, distill, finetune, folder, pretrain, train
 from vitreous.training.folder import RunLock
+from vitreous.training.journal import Journal
 from vitreous.training.run import train as start
 
 
@@ -142,6 +145,67 @@ class _Os:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
+
+
+def _full_journal(patch: pytest.MonkeyPatch) -> None:
+    rewind = Journal.rewind
+
+    def rewound(self: Journal, step: int) -> None:
+        rewind(self, step)
+        assert self._file is not None
+        self._file.close()
+        self._file = open("/dev/full", "a", buffering=1)
+
+    patch.setattr(Journal, "rewind", rewound)
+
+
+def _full_sealed_file(patch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    patch.setattr(checkpoint, "save_file", full)
+
+
+def _full_results(patch: pytest.MonkeyPatch) -> None:
+    write = Path.write_bytes
+
+    def full(self: Path, data: bytes) -> int:
+        if self.name.startswith(".results.json"):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return write(self, data)
+
+    patch.setattr(Path, "write_bytes", full)
+
+
+@pytest.mark.parametrize("who", [_full_journal, _full_sealed_file, _full_results])
+def test_a_full_disk_is_told_whoever_meets_it_first(
+    who: Callable[[pytest.MonkeyPatch], None], data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    undisturbed: Result,
+) -> None:  # fmt: skip
+    """In one line; with room again the run goes on, and ends as one that nothing happened to."""
+    with monkeypatch.context() as patch:
+        who(patch)
+        with pytest.raises(DiskFullError, match=r"^the disk of [^\n]* is full: [^\n]*make room"):
+            run(data, tmp_path / "run", save_every=4)
+    run(data, tmp_path / "run", save_every=4)
+    assert_same_run(tmp_path / "run", undisturbed)
+
+
+def _no_space(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_lock_on_a_full_disk_is_told(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = RunLock._open
+
+    def full(self: RunLock) -> Any:
+        file = opened(self)
+        file.write = _no_space  # type: ignore[method-assign]
+        return file
+
+    monkeypatch.setattr(RunLock, "_open", full)
+    with pytest.raises(DiskFullError, match=r"^the disk of .* is full: make room"):
+        run(data, tmp_path / "run")
 
 
 def test_a_full_disk_ends_the_run_with_its_last_checkpoint(

@@ -5,7 +5,6 @@ no pickle anywhere) and `manifest.json`, which names every file with its checksu
 final name, synced, then renamed, and only then `.latest` moves. A name without `.partial` is always complete.
 """
 
-import errno
 import hashlib
 import json
 import re
@@ -31,7 +30,6 @@ from vitreous.errors import DiskFullError, ResumeError, VitreousError
 
 _NAME = re.compile(r"step-(\d{8,})")
 _MANIFEST = "manifest.json"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -184,13 +182,13 @@ class Checkpoints:
 
     def _explain(self, problem: BaseException, step: int, needed: int) -> ResumeError:
         causes = _causes(problem)
-        full = any(isinstance(cause, OSError) and cause.errno in _FULL for cause in causes)
+        full = any(map(files.disk_is_full, causes))
         left = max(self._complete_ones(), key=_step, default=None)
         left_over = f"{left.name} stays" if left else "no earlier one exists"
         if full:
             free = shutil.disk_usage(self.folder).free
             return DiskFullError(
-                f"no space for the checkpoint of step {step} in {self.folder}: it needs "
+                f"the disk is full, no space for the checkpoint of step {step} in {self.folder}: it needs "
                 f"{console.size(needed)} and {console.size(free)} are free; {left_over}: make room, "
                 f"then run the same command again"
             )

@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-from vitreous import console
-from vitreous.errors import ResumeError, VitreousError
+from vitreous import console, files
+from vitreous.errors import DiskFullError, ResumeError, VitreousError
 from vitreous.training import chosen
 
 DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none", "tune": "full"}
@@ -49,9 +49,14 @@ class RunLock:
             self._file.close()  # its owner deleted it between our two calls
         for left_over in folder.glob(".*.part"):  # a killed process was writing it
             left_over.unlink()
-        self._file.truncate(0)
-        self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        self._file.flush()
+        try:
+            self._file.truncate(0)
+            self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self._file.flush()
+        except OSError:
+            with suppress(OSError):
+                self.release()
+            raise
         # A forked loader worker would share the lock and could outlive us with it.
         os.register_at_fork(after_in_child=self._file.close)
 
@@ -129,6 +134,22 @@ def undone_if_refused(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 (folder / "resume").rmdir()
         raise
+
+
+@contextmanager
+def full_disk_told(folder: Path) -> Iterator[None]:
+    """Say that the disk is full, whoever met it first: journal, lock, a tracker's file, or a sealed one."""
+    try:
+        yield
+    except VitreousError:
+        raise  # it is told already
+    except Exception as error:
+        if not files.disk_is_full(error):
+            raise
+        raise DiskFullError(
+            f"the disk of {folder} is full: make room, then run the same command again: it goes on from the "
+            "last checkpoint"
+        ) from error
 
 
 CHECKSUMS = {

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -69,10 +70,10 @@ class Journal:
 
     def close(self) -> None:
         """Flush and close everything."""
-        if self._file is not None:
-            self._file.close()
-        for sink in self._sinks:
-            sink.close()
+        with ExitStack() as closing:  # all of them, even if the disk is full for one
+            for each in (self._file, *self._sinks):
+                if each is not None:
+                    closing.callback(each.close)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -57,6 +57,7 @@ def train(
             parallel.on_main(lambda: extension.require_run(folder), world)
         if world.is_main:
             stack.enter_context(run_folder.undone_if_refused(folder))
+        stack.enter_context(run_folder.full_disk_told(folder))
         # As written down when the run started, or chosen now.
         plan = setup.agree_on_plan(folder, data, dataset, options, world, start, task)
         if options.find_lr:
@@ -93,7 +94,8 @@ def _hold_folder(
     held: list[Path] = []
 
     def hold() -> None:
-        lock = run_folder.take(out, data, now)
+        with run_folder.full_disk_told(Path(out or "runs")):
+            lock = run_folder.take(out, data, now)
         stack.callback(lock.release)
         held.append(lock.folder)
 
