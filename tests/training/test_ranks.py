@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests import ranks
 from tests.forks import FORKS, say_into
+from tests.training.conftest import stripes
 from tests.training.runs import FLAGS, assert_same_weights, records, run, weights
+from tests.training.test_pretrain import options
 from vitreous import cli
+from vitreous.training import Result, pretrain
 
 
 def _train_here(data: str, folder: Path, runs: dict[str, dict[str, Any]]) -> None:
@@ -56,6 +60,37 @@ def test_ranks_train_as_one(data: str, tmp_path: Path) -> None:
         if name.startswith("sgd"):  # AdamW divides by the gradient's size, even where that is rounding alone
             for key, value in weights(reference.folder).items():
                 torch.testing.assert_close(weights(tmp_path / name)[key], value, rtol=0, atol=1e-5)
+
+
+FEW: dict[str, Callable[[str, Path], Result]] = {
+    "mixed": lambda data, out: run(data, out, epochs=3, augment="mix", drop_path=0.0),
+    "padded": lambda data, out: run(data, out, epochs=3, fit="pad", image_size=(8, 12), drop_path=0.0),
+    "sharded": lambda data, out: run(data, out, epochs=3, shard=True, drop_path=0.0),
+    "mae": lambda data, out: pretrain(data, options("mae", out, epochs=3, preview=True)),
+    "dino": lambda data, out: pretrain(data, options("dino", out, epochs=3)),
+}
+
+
+def _train_few(data: str, folder: Path) -> None:
+    for name, learn in FEW.items():
+        learn(data, folder / name)
+
+
+@pytest.mark.slow
+def test_ranks_without_an_image_take_part(tmp_path: Path) -> None:
+    """Two images over three ranks: one has none, and no one waits for it."""
+    data = stripes(tmp_path / "few.npz", train=2, val=1, test=2)
+    ranks.run(3, _train_few, data, tmp_path / "three")
+    for name, learn in FEW.items():
+        found = json.loads((tmp_path / "three" / name / "results.json").read_text())
+        alone = learn(data, tmp_path / "alone" / name)
+        assert found["ranks"] == 3 and found["test"]["count"] == 2
+        assert found["test"] == pytest.approx(alone.figures["test"], abs=2e-3), name
+        traces = [
+            [row["loss"] for row in records(folder, "train")]
+            for folder in (tmp_path / "three" / name, alone.folder)
+        ]
+        assert len(traces[0]) == 3 and traces[0] == pytest.approx(traces[1], abs=1e-4), name
 
 
 @pytest.mark.slow

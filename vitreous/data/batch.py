@@ -57,5 +57,7 @@ class Batch:
         return [self.part(start, start + size) for start in range(0, len(self), size)]
 
     def _rows(self, rows: Tensor | None, start: int, stop: int) -> Tensor | None:
-        """Cut (V·B, …) between images, in each view."""
-        return None if rows is None else rows.unflatten(0, (-1, len(self)))[:, start:stop].flatten(0, 1)
+        """Cut (V·B, …) between images, in each view; a rank may have no image of a small batch."""
+        if rows is None or not len(self):
+            return rows
+        return rows.unflatten(0, (-1, len(self)))[:, start:stop].flatten(0, 1)

@@ -126,6 +126,8 @@ class Pixels:
 
     def fit_arrays(self, images: Tensor) -> Tensor:
         """Fit arrays of one size to the model's size, as evaluation does, at once; but don't pad yet."""
+        if not len(images):
+            return self._none_of(images)
         height, width = images.shape[2], images.shape[3]
         scaled = self.transform.scaled_size(height, width)
         if self.transform.cuts_first(scaled):
@@ -143,5 +145,11 @@ class Pixels:
 
     def pad_arrays(self, images: Tensor) -> Tensor:
         """Pad images that were fitted, and perhaps mirrored: masks expect the padding right and below."""
+        if not len(images):
+            return self._none_of(images)
         whole = [self.transform.padded(image.permute(1, 2, 0).numpy()) for image in images]
         return torch.from_numpy(np.stack(whole)).permute(0, 3, 1, 2).contiguous()
+
+    def _none_of(self, images: Tensor) -> Tensor:
+        """Return no image of the model's size: a rank may have none of a small batch."""
+        return images.new_empty((0, images.shape[1], *self.preprocessing.image_size))

@@ -54,6 +54,8 @@ def pictures(training: "Training") -> bytes | None:
     if training.validation is None:
         return None
     batch = next(training.validation.epoch(0))
+    if not len(batch):
+        return None  # fewer images than ranks, or none that can be read
     training.objective.eval()
     with training.state.averaged(), parallel.uncompiled():
         columns = training.objective.preview(batch.part(0, min(SHOWN, len(batch))))
