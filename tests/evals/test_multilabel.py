@@ -122,3 +122,32 @@ def test_scores_that_are_not_numbers_have_no_precision() -> None:
     assert 0.0 < metrics.mean_average_precision(scores, targets) < 1.0
     scores[4, 2] = np.nan
     assert np.isnan(metrics.mean_average_precision(scores, targets))
+
+
+@pytest.mark.parametrize("labels", [1, 2, 5])
+def test_the_confusion_of_each_label_is_scikit_learns(labels: int) -> None:
+    """Of a single label too, which scikit-learn takes for two classes."""
+    generator = np.random.default_rng(labels)
+    logits, targets = generator.normal(size=(40, labels)), generator.random((40, labels)) < 0.3
+    targets[:, -1] |= labels == 5  # a label that all images have
+    found = multilabel.document(Scores(np.arange(40), logits, targets), list("abcde")[:labels])
+    matrices = [
+        sklearn.metrics.confusion_matrix(targets[:, k], logits[:, k] >= 0, labels=[False, True])
+        for k in range(labels)
+    ]
+    np.testing.assert_array_equal(found["confusion"], matrices)
+
+
+def test_sure_scores_keep_their_order() -> None:
+    """As float32 probabilities these are all 1: the order is that of the logits."""
+    logits = np.array([[30.0], [25.0], [20.0], [18.0], [-5.0]], np.float32)
+    found = multilabel.document(Scores(np.arange(5), logits, np.arange(5)[:, None] < 2), ["a"])
+    assert found["per_class"][0]["average_precision"] == found["mean_average_precision"] == 1.0
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_scores_that_are_not_finite_have_figures_that_are_not(wrong: float) -> None:
+    scores = scored()
+    scores.logits[3, 1] = wrong
+    found = multilabel.headline(scores)
+    assert not np.isfinite(found["loss"]) and np.isnan(found["mean_average_precision"])

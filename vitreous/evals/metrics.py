@@ -35,8 +35,8 @@ def mean_average_precision(scores: np.ndarray, targets: np.ndarray) -> float:  #
     seen = targets.any(0)
     if not seen.any():
         return 0.0
-    if np.isnan(scores).any():
-        return float("nan")  # no order, so no precision; scikit-learn raises
+    if not np.isfinite(scores).all():
+        return float("nan")  # what overflowed has no order, so no precision; scikit-learn raises
     return float(average_precision_score(targets[:, seen], scores[:, seen], average="macro"))
 
 

@@ -54,8 +54,10 @@ def headline(scores: Scores, limits: Sequence[float] | None = None) -> dict[str,
     """
     logits, targets = scores.logits, scores.targets
     top = [_any_in_top(row, truth, 5) for row, truth in zip(logits, targets, strict=True)]
+    with np.errstate(invalid="ignore"):  # of scores that are not finite the loss is none either
+        losses = np.logaddexp(0, logits) - targets * logits
     return {
-        "loss": float(np.mean(np.logaddexp(0, logits) - targets * logits)),
+        "loss": float(np.mean(losses)),
         "mean_average_precision": metrics.mean_average_precision(logits, targets),
         "accuracy": float(scores.right(limits).mean()),
         "top5": float(np.mean(top)),
@@ -65,7 +67,7 @@ def headline(scores: Scores, limits: Sequence[float] | None = None) -> dict[str,
 
 def document(scores: Scores, labels: Sequence[str], limits: Sequence[float] | None = None) -> dict[str, Any]:
     """Return those figures, and precision, recall and F1 of each label at its threshold."""
-    from sklearn.metrics import average_precision_score, multilabel_confusion_matrix
+    from sklearn.metrics import average_precision_score
 
     probabilities, targets = expit(scores.logits), scores.targets
     chosen = _limits(limits, len(labels))
@@ -77,7 +79,7 @@ def document(scores: Scores, labels: Sequence[str], limits: Sequence[float] | No
             {
                 "label": label,
                 "count": int(truth.sum()),
-                "average_precision": float(average_precision_score(truth, probabilities[:, k]))
+                "average_precision": float(average_precision_score(truth, scores.logits[:, k]))
                 if truth.any()
                 else None,
                 "threshold": float(chosen[k]),
@@ -93,8 +95,14 @@ def document(scores: Scores, labels: Sequence[str], limits: Sequence[float] | No
         "ece": _calibration_error(probabilities, targets),
         "f1": float(np.mean([row["f1"] for row in seen])) if seen else 0.0,
         "per_class": rows,
-        "confusion": multilabel_confusion_matrix(targets, probabilities >= chosen).tolist(),
+        "confusion": _confusion(targets, probabilities >= chosen).tolist(),
     }
+
+
+def _confusion(targets: np.ndarray, guesses: np.ndarray) -> np.ndarray:  # (N, K) bool → (K, 2, 2)
+    """Return for each label how many images lack it (row 0) or have it, and were given it (column 1)."""
+    cells = [[(targets == truth) & (guesses == guess) for guess in (False, True)] for truth in (False, True)]
+    return np.array(cells).sum(2).transpose(2, 0, 1)
 
 
 def thresholds(logits: np.ndarray, targets: np.ndarray) -> list[float]:
