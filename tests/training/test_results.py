@@ -21,11 +21,12 @@ from vitreous import checkpoint, cli, parallel
 from vitreous.config import EvaluateConfig
 from vitreous.data import Batch, Dataset, Loader, open_data
 from vitreous.data.host import HostLoader
+from vitreous.errors import TrainingError
 from vitreous.evals.outputs import Inference
 from vitreous.evaluate import evaluate
 from vitreous.models import cost
 from vitreous.models.weights import Model
-from vitreous.objectives import Objective
+from vitreous.objectives import Objective, supervised
 from vitreous.training import Result, results, train
 from vitreous.training.plan import Plan
 
@@ -233,3 +234,26 @@ def test_the_report_does_not_evaluate_again(
     assert counts == [30, 31, 96]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Confusion, on " in page and "Reliability, on " in page
+
+
+def test_a_last_evaluation_that_is_not_a_number_ends_the_run(data: str, tmp_path: Path) -> None:
+    """In one line; `results.json` is not written, and what is sealed stays."""
+
+    def overflowing(model: Model, plan: Plan, dataset: Dataset) -> Objective:
+        objective = supervised.build(model, plan, dataset)
+        evaluate = objective.evaluate
+
+        def evaluated(loader: Loader, inference: Inference) -> Any:
+            found: Any = evaluate(loader, inference)
+            if loader.split is dataset.splits["test"]:
+                found.answers.losses[0] = float("inf")
+            return found
+
+        objective.evaluate = evaluated  # type: ignore[method-assign]
+        return objective
+
+    given = replace(OPTIONS, epochs=1, out=str(tmp_path / "run"))
+    with pytest.raises(TrainingError, match=r"on the test images is not finite \(loss\): lower --lr in anot"):
+        train(data, given, make_objective=overflowing)
+    assert (tmp_path / "run" / "best.safetensors").exists()
+    assert not (tmp_path / "run" / "results.json").exists()

@@ -4,7 +4,6 @@ A run is a function of its plan: order, augmentation and dropout follow from (se
 from the step. A checkpoint therefore holds weights, their average, optimizer state, and a few numbers.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from torch import Tensor
 from vitreous import console, parallel
 from vitreous.config import TrainConfig
 from vitreous.data import Batch, Dataset, Loader
-from vitreous.errors import DataError, TrainingError
+from vitreous.errors import DataError
 from vitreous.evals.outputs import Inference, Interrupted
 from vitreous.objectives import Objective
 from vitreous.training import budget, clock, loaders, refusal, results, schedule
@@ -200,11 +199,7 @@ class Training:
                 figures = dict(self.objective.evaluate(self.validation, inference).figures)
         except Interrupted:
             return False
-        if wrong := [name for name, value in figures.items() if not math.isfinite(value)]:
-            raise TrainingError(
-                f"the evaluation at step {self.position.step:,} is not finite ({', '.join(wrong)}): "
-                f"lower --lr in another --out, or try --precision float32"
-            )
+        results.require_finite(figures, f"at step {self.position.step:,}")
         self.log.evaluation(self.position.step, "val", figures)
         score = self.objective.score(figures)
         if self.best is None or score > self.best:

@@ -1,6 +1,8 @@
 """What a run leaves behind: sealed files, final figures, model card; nothing is trained here."""
 
+import math
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +12,7 @@ import torch
 
 from vitreous import checkpoint, console, files, parallel
 from vitreous.data import Dataset, Split, thumbnails
-from vitreous.errors import CheckpointError
+from vitreous.errors import CheckpointError, TrainingError
 from vitreous.evals.outputs import Inference
 from vitreous.models import cost
 from vitreous.models.weights import Weights
@@ -99,7 +101,7 @@ def conclude(training: "Training") -> Result:
     split = next((name for name in ("test", "val") if name in training.dataset.splits), None)
     if split is not None:
         images = training.dataset.splits[split]
-        evaluation = _evaluate(training, images)
+        evaluation = _evaluate(training, images, split)
         document |= {"split": split, "seed": plan.seed, **evaluation.document()}
         for row in document.get("worst", []):
             row["file"] = images.name(row["index"])
@@ -109,7 +111,7 @@ def conclude(training: "Training") -> Result:
     if objective.headline in advice.SHARES:
         train = training.dataset.splits["train"]
         known = train.select(train.sample(advice.SAMPLE))
-        results["train"] = dict(_evaluate(training, known).figures)
+        results["train"] = dict(_evaluate(training, known, "train").figures)
     results |= _speed(training)
     results["advice"] = advice.advise(results, document, plan, objective.headline)
     if len(training.stages) > 1:
@@ -132,13 +134,24 @@ def conclude(training: "Training") -> Result:
     return Result(run, training.dataset, results, world.is_main, str(world.device))
 
 
-def _evaluate(training: "Training", split: Split) -> Evaluation:
+def _evaluate(training: "Training", images: Split, split: str) -> Evaluation:
     plan, world = training.plan, training.world
-    loader = loaders.evaluation_loader(split, plan, training.options, world)
+    loader = loaders.evaluation_loader(images, plan, training.options, world)
     micro_batch = training.step.gradients.micro_batch
     inference = Inference(world=world, precision=plan.precision, micro_batch=micro_batch)
     with parallel.uncompiled():
-        return training.objective.evaluate(loader, inference)
+        found = training.objective.evaluate(loader, inference)
+    require_finite(found.figures, f"on the {split} images")
+    return found
+
+
+def require_finite(figures: Mapping[str, float], where: str) -> None:
+    """Refuse an evaluation that is not a number: no later one would be, and none can be written down."""
+    if wrong := [name for name, value in figures.items() if not math.isfinite(value)]:
+        raise TrainingError(
+            f"the evaluation {where} is not finite ({', '.join(wrong)}): "
+            f"lower --lr in another --out, or try --precision float32"
+        )
 
 
 def _speed(training: "Training") -> dict[str, Any]:
