@@ -328,6 +328,8 @@ def test_a_teacher_without_opinion_is_trouble_but_not_at_first() -> None:
     assert task.trouble({**figures, "teacher_entropy": 2.0}) is None
     assert "the same answer" in str(task.trouble({**figures, "teacher_entropy": 0.1, "prototypes_used": 1.1}))
     assert "collapsed" in str(task.trouble({**figures, "teacher_entropy": 2.0, "mean_cosine": 0.9999}))
+    few = {**figures, "teacher_entropy": 0.1, "prototypes_used": 1.1, "mean_cosine": 0.9999, "count": 2.0}
+    assert task.trouble(few) is None  # two images may well have the same answer
 
 
 def test_relative_positions_are_refused() -> None:

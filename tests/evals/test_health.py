@@ -64,3 +64,10 @@ def test_features_that_are_not_numbers_have_no_rank() -> None:
     features[3, 1] = float("nan")
     assert math.isnan(health.effective_rank(features))
     assert not math.isfinite(health.mean_cosine(features))
+
+
+def test_few_images_tell_nothing_of_a_collapse() -> None:
+    """One image has one direction, two very much alike have hardly more."""
+    figures = {"effective_rank": 1.0, "mean_cosine": 0.9999}
+    assert health.collapse({**figures, "count": 7.0}) is None
+    assert health.collapse({**figures, "count": 8.0}) is not None

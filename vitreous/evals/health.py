@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitreous import parallel
 from vitreous.data import Loader
+from vitreous.errors import DataError
 from vitreous.evals.mean_loss import MeanLoss, Means, Task
 from vitreous.evals.outputs import Compute, Inference
 
@@ -23,6 +24,9 @@ ALIKE = 0.999
 """Mean cosine of two images from which on all of them look the same to the model."""
 FEW_DIRECTIONS = 1.5
 """Effective rank below which features hold hardly more than one number."""
+
+FEWEST = 8
+"""Images below which nothing can be told of them all: two have an effective rank of two at most."""
 
 
 @torch.no_grad()
@@ -37,6 +41,8 @@ def collect(task: Task, encode: Compute, loader: Loader, inference: Inference, *
         found.append((batch.indices.numpy()[chosen], rows, targets))
     parts = [part for rank in parallel.gather(found, inference.world) for part in rank]
     indices, vectors, labels = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if not len(indices):
+        raise DataError("none of the images could be read: see `vitreous check`")
     order = np.argsort(indices, kind="stable")
     vectors = torch.from_numpy(vectors[order])
     figures = {"effective_rank": effective_rank(vectors), "mean_cosine": mean_cosine(vectors)}
@@ -83,7 +89,10 @@ def knn(features: Tensor, targets: Tensor) -> float:  # (N, D), (N,)
 
 
 def collapse(figures: Mapping[str, float]) -> str | None:
-    """Return how it shows that all images have become alike to the model; None if they have not."""
+    """Return how it shows that all images have become alike to the model; None if they have not, or if there
+    are too few to tell."""
+    if figures.get("count", FEWEST) < FEWEST:
+        return None
     if figures["mean_cosine"] > ALIKE:
         return f"any two images have a cosine of {figures['mean_cosine']:.4f}"
     if figures["effective_rank"] < FEW_DIRECTIONS:

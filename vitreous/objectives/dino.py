@@ -17,6 +17,7 @@ from vitreous import optim, parallel
 from vitreous.config import Preprocessing
 from vitreous.data import Batch, Dataset, Loader, SmallViews
 from vitreous.errors import OptionError
+from vitreous.evals import health
 from vitreous.evals.mean_loss import MeanLoss
 from vitreous.evals.outputs import Inference
 from vitreous.models.vit import VisionTransformer
@@ -222,7 +223,8 @@ class Dino(Unlabelled):
     def trouble(self, figures: Mapping[str, float]) -> str | None:
         """Return that features have collapsed, or that the teacher can't tell images apart, if so."""
         uniform = math.log(len(self.center))
-        if figures["prototypes_used"] < FEW:
+        few_images = figures.get("count", health.FEWEST) < health.FEWEST
+        if figures["prototypes_used"] < FEW and not few_images:
             return (
                 f"the teacher gives all images the same answer, and there is no more to learn; {self.remedy}"
             )
