@@ -418,3 +418,17 @@ def test_answers_that_are_not_numbers_are_an_error(
     source = clf.save(tmp_path / "damaged.safetensors")
     assert cli.main(["evaluate", str(source), str(pairs) if several else "digits"]) == 1
     assert "are not numbers: its weights are damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_infinite_loss_is_an_error(
+    several: bool, digits_file: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`Infinity` is no JSON."""
+    clf = vitreous.load(digits_file)
+    with torch.no_grad():
+        clf.model.get_parameter("head.bias")[0] = float("-inf")
+    source = clf.save(tmp_path / "damaged.safetensors")
+    assert cli.main(["evaluate", str(source), str(pairs) if several else "digits", "--json"]) == 1
+    said = capsys.readouterr()
+    assert "are not numbers: its weights are damaged" in said.err and not said.out

@@ -63,6 +63,17 @@ def test_features_are_the_models_own_and_kept_by_content(digits_file: Path, tmp_
         take(layer=9)
 
 
+def test_features_that_are_not_numbers_are_an_error(digits_file: Path, tmp_path: Path) -> None:
+    clf = vitreous.load(digits_file)
+    with torch.no_grad():
+        clf.model.get_parameter("norm.weight")[0] = float("nan")
+    source = clf.save(tmp_path / "damaged.safetensors")
+    for method in ("knn", "fewshot", "linear"):
+        with pytest.raises(ModelError, match="the features of [\\d,]+ of [\\d,]+ images are not numbers"):
+            probe(str(source), "digits", ProbeConfig(cache=str(tmp_path), method=method))
+    assert not list(tmp_path.glob("*.npz"))
+
+
 def test_features_in_bf16_are_near_and_kept_apart(digits_file: Path, tmp_path: Path) -> None:
     clf, split = vitreous.load(digits_file), open_data("digits").splits["val"]
     about = clf.model, split, clf.preprocess.preprocessing

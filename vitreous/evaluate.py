@@ -135,7 +135,7 @@ def measure(classifier: Classifier, dataset: Dataset, split: Split, options: Eva
     )
     collect = multilabel.collect if several else answers.collect
     found = collect((aligned(batch), logits) for batch, logits in batches)
-    wrong = np.isnan(found.logits).any(1) if isinstance(found, Scores) else np.isnan(found.losses)
+    wrong = ~(np.isfinite(found.logits).all(1) if isinstance(found, Scores) else np.isfinite(found.losses))
     if wrong.any():
         raise ModelError(
             f"the model's answers to {wrong.sum():,} of {len(found):,} images are not numbers: its weights "

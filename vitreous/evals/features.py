@@ -18,6 +18,7 @@ from torch import Tensor
 from vitreous import config, files, parallel
 from vitreous.config import FeatureConfig, Preprocessing
 from vitreous.data import Split
+from vitreous.errors import ModelError
 from vitreous.evals import outputs
 from vitreous.models.architecture import to_dict
 from vitreous.models.protocol import FeaturePooling
@@ -48,11 +49,22 @@ def extract(
         known = identity(model, preprocessing, layer=layer, pooling=pooling)
         path = cache / f"{_key(split, known, precision)}.npz"
     if path is not None and path.is_file() and (kept := _read(path)) is not None:
-        return kept
-    found = outputs.run(model, split, preprocessing, compute, precision=precision, **options)
+        return _finite(kept)
+    found = _finite(outputs.run(model, split, preprocessing, compute, precision=precision, **options))
     if path is not None and not found.bad:
         with files.atomic(path) as temporary, temporary.open("wb") as file:
             np.savez(file, values=found.values, targets=found.targets, indices=found.indices)
+    return found
+
+
+def _finite(found: outputs.Outputs) -> outputs.Outputs:
+    """Return features that are numbers; refuse others, from which nothing can be learned."""
+    wrong = ~np.isfinite(found.values).all(1)
+    if wrong.any():
+        raise ModelError(
+            f"the features of {wrong.sum():,} of {len(wrong):,} images are not numbers: the model's weights "
+            "are damaged, or overflow in this --precision"
+        )
     return found
 
 
