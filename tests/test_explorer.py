@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.conftest import digits_files
 from tests.serving import Running, running
+from vitreous.data.augment import EvaluationTransform
 from vitreous.predict import Classifier
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -65,6 +67,18 @@ def served(digits: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server
 
 
+@pytest.fixture(scope="module")
+def cautious(digits: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A model that nearly never gives a label, stretches its images, and has a figure that is no number."""
+    folder = tmp_path_factory.mktemp("cautious")
+    about = {"abstain": 0.99999, "results": {"test": {"accuracy": 0.5, "loss": float("nan")}}}
+    preprocessing = replace(digits.preprocess.preprocessing, resize="exact")
+    transform = EvaluationTransform(preprocessing, digits.preprocess.patch_size)
+    saved = Classifier(digits.model, transform, digits.labels, about).save(folder / "digits.safetensors")
+    with running(saved, folder) as server:
+        yield server
+
+
 @pytest.fixture
 def page(browser: Browser, served: Running) -> Iterator[Page]:
     yield from opened(browser, served, viewport={"width": 1280, "height": 900})
@@ -113,6 +127,16 @@ def first(page: Page, stage: int = 0) -> str:
     name = page.locator(".stage").nth(stage).locator(".predictions .name").first
     expect(name).to_be_visible()
     return name.inner_text()
+
+
+def test_a_cautious_model_says_so_in_words(browser: Browser, cautious: Running) -> None:
+    for page in opened(browser, cautious):
+        expect(page.locator(".status")).to_have_text(
+            "No label: the best is below the model's threshold of 99.999\u00a0%."
+        )
+        said = page.locator("#about").inner_text()
+        assert "stretched" in said and "exact" not in said and "99.999" in said and "NaN" not in said
+        assert page.evaluate("import('/web/card.js').then((card) => card.share(0.07))") == "7\u00a0%"
 
 
 def test_it_opens_with_an_example_analysed(page: Page, digits: Classifier) -> None:

@@ -1,6 +1,7 @@
 """What the server answers: the same as predict, whatever way an image is sent."""
 
 import io
+import json
 import warnings
 from base64 import b64encode
 from dataclasses import replace
@@ -17,8 +18,8 @@ import vitreous
 from tests.hostile import pictures
 from tests.serve_client import client, post, wait_until_ready
 from tests.serving import Running
-from vitreous.config import Preprocessing
-from vitreous.data.augment import evaluation_transform
+from vitreous.config import Preprocessing, Resize
+from vitreous.data.augment import EvaluationTransform, evaluation_transform
 from vitreous.errors import DataError
 from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
@@ -97,6 +98,33 @@ def test_calibration_and_abstention_reach_the_answer(digits: Classifier, files: 
     assert answer["label"] is None and own.label is None
     assert answer["probability"] == pytest.approx(own.probability, abs=1e-6)
     assert own.probability < digits.predict(files[0])[0].probability
+
+
+def test_a_figure_that_is_no_number_leaves_the_card_readable(digits: Classifier) -> None:
+    about = {"results": {"test": {"loss": float("nan"), "accuracy": 0.5}}, "recipe": {"lr": float("inf")}}
+    with client(Classifier(digits.model, digits.preprocess, digits.labels, about)) as made:
+        wait_until_ready(made)
+        card = json.loads(made.get("/model").text, parse_constant=pytest.fail)
+    assert card["about"]["results"] == {"test": {"loss": None, "accuracy": 0.5}}
+    assert card["recipe"] == {"lr": None}
+
+
+@pytest.mark.parametrize("rule", ["cover", "exact", "pad"])
+def test_an_upload_is_resized_as_predict_does_it(digits: Classifier, rule: Resize) -> None:
+    preprocessing = replace(digits.preprocess.preprocessing, resize=rule)
+    changed = Classifier(digits.model, EvaluationTransform(preprocessing, (2, 2)), digits.labels)
+    pixels = np.random.default_rng(0).integers(0, 255, (50, 90), np.uint8)
+    for form in ("PNG", "JPEG", "BMP"):
+        held = io.BytesIO()
+        Image.fromarray(pixels).save(held, form)
+        with client(changed) as made:
+            wait_until_ready(made)
+            answer = post(made, held.getvalue()).json()["predictions"][0]
+            seen = np.asarray(Image.open(io.BytesIO(post(made, held.getvalue(), path="/preprocess").content)))
+        np.testing.assert_array_equal(seen, changed.prepare(held.getvalue()).pixels[..., 0])
+        own = changed.predict(held.getvalue())[0]
+        assert answer["label"] == own.label
+        assert answer["probability"] == pytest.approx(own.probability, abs=1e-5)
 
 
 def test_answers_agree_with_a_loaded_checkpoint(

@@ -9,7 +9,7 @@ const NAMES = {
 };
 const SHARES = new Set(["accuracy", "top1", "top5", "mean_per_class_accuracy", "ece", "knn"]);
 const KINDS = { transformer: "Vision Transformer", hybrid: "hybrid: ResNet and transformer", resnet: "ResNet" };
-const RESIZES = { cover: "shorter side to size, then the centre", pad: "whole, on a padded square", stretch: "stretched" };
+const RESIZES = { cover: "shorter side to size, then the centre", pad: "whole, with padding", exact: "stretched", none: "not at all" };
 
 /** A name that people read, for a key that programs wrote. */
 export function named(key) {
@@ -30,7 +30,7 @@ export function fillCard(model) {
     attention && ["Layers, heads", `${attention.layers}, ${attention.heads}`],
     attention && ["Positions", attention.positions],
     model.temperature !== 1 && ["Temperature", model.temperature.toFixed(3)],
-    model.abstain > 0 && ["No label below", `${100 * model.abstain} %`],
+    model.abstain > 0 && ["No label below", share(model.abstain)],
     ["Device", model.device],
     ...[...Object.entries(model.recipe), ...Object.entries(model.about)]
       .filter(([, value]) => typeof value !== "object")
@@ -43,6 +43,9 @@ export function fillCard(model) {
   classes.querySelector("summary").textContent = `${whole.format(model.labels.length)} classes`;
   classes.querySelector("p").textContent = model.labels.join(", ");
 }
+
+/** A share in percent, without the digits that binary fractions add. */
+export const share = (value) => `${Number((100 * value).toPrecision(6))}\u00a0%`;
 
 function resultTable(results) {
   const splits = Object.entries(results).filter(([, value]) => value && typeof value === "object");

@@ -1,6 +1,7 @@
 // One image on the page: what the model sees of it, its predictions, and a map over its patches.
 
 import * as api from "./api.js";
+import { share } from "./card.js";
 import { drawFrame, drawGrid, drawMap } from "./heatmap.js";
 
 const LONGEST = 672;
@@ -86,8 +87,8 @@ export class Stage {
       row.disabled = !this.model.attention;
       row.dataset.label = label;
       row.addEventListener("click", () => this.events.label(this, label));
-      const share = `${(100 * probability).toFixed(1)}\u00a0%`;
-      row.append(part("span", "name", label), part("span", "share", share));
+      const text = `${(100 * probability).toFixed(1)}\u00a0%`;
+      row.append(part("span", "name", label), part("span", "share", text));
       const track = part("div", "track", "");
       const bar = part("div", "bar", "");
       bar.style.width = `${100 * probability}%`;
@@ -101,7 +102,7 @@ export class Stage {
     if (prediction.label === null) {
       this.status.textContent = this.model.multilabel
         ? "No label reaches its threshold."
-        : `No label: the best is below the model's threshold of ${100 * this.model.abstain} %.`;
+        : `No label: the best is below the model's threshold of ${share(this.model.abstain)}.`;
     } else if (this.model.multilabel) {
       this.status.textContent = `Labels: ${labels}`;
     }
