@@ -237,6 +237,9 @@ def test_wrong_input_is_one_clear_line(
         export(digits, tmp_path / "a.txt")
     with pytest.raises(VitreousError, match="has no int8 here: use fp32"):
         export(digits, tmp_path / "a.pt2", precision="int8")
+    for tolerance in (-1.0, float("nan")):
+        with pytest.raises(VitreousError, match="--tolerance .* is out of range: use 0 to 1"):
+            export(digits, tmp_path / "a.onnx", tolerance=tolerance)
     (tmp_path / "there.onnx").write_text("")
     with pytest.raises(VitreousError, match="exists: choose another name"):
         export(digits, tmp_path / "there.onnx")

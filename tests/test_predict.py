@@ -516,6 +516,31 @@ def test_batches_suit_the_device(digits: Classifier, classifier: Classifier) -> 
     assert stream.batch_size(large) == 4
 
 
+@pytest.mark.parametrize(("flag", "value"), [("--batch-size", 0), ("--batch-size", -4), ("--workers", -1)])
+def test_numbers_that_can_not_be_done_are_refused(
+    flag: str, value: int, sealed: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    assert cli.main(["predict", sealed, str(folder), flag, str(value), "--out", str(out)]) == 1
+    assert f"{flag} {value} is out of range" in capsys.readouterr().err and not out.exists()
+    with pytest.raises(OptionError, match=f"{flag} {value} is out of range"):
+        vitreous.predict(sealed, folder, **{flag[2:].replace("-", "_"): value})
+    index = str(tmp_path / "index.npz")
+    vitreous.embed(sealed, folder, out=index)
+    with pytest.raises(OptionError, match=f"{flag} {value} is out of range"):
+        vitreous.search(index, folder, **{flag[2:].replace("-", "_"): value})
+
+
+def test_numbers_that_a_model_can_not_have_are_refused(sealed: str) -> None:
+    with pytest.raises(ModelError, match="in_channels 0 is too small"):
+        vitreous.load(sealed, in_channels=0)
+    with pytest.raises(ModelError, match=r"heads 7 is not what .* has: 4; leave it out"):
+        vitreous.load(sealed, heads=7)
+    assert vitreous.load(sealed, heads=4).model.config.heads == 4
+    with pytest.raises(ModelError, match="image_size 0 is not a size: give one positive number"):
+        vitreous.load(sealed, image_size=0)
+
+
 def test_calibration_and_abstention_come_from_the_sealed_file(
     digits: Classifier, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

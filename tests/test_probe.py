@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import vitreous
 from vitreous import cli, parallel
 from vitreous.config import ProbeConfig
 from vitreous.data import open_data
-from vitreous.errors import DataError, ModelError
+from vitreous.errors import DataError, ModelError, OptionError
 from vitreous.evals import features, metrics
 from vitreous.parallel import hardware
 from vitreous.probe import probe, suite
@@ -31,6 +32,23 @@ def test_every_method_finds_the_digits(digits_file: Path, tmp_path: Path) -> Non
     assert set(again) == {"knn"} and again["knn"]["metric"] == "accuracy"
     assert again["knn"]["accuracy"] == found["knn"]["accuracy"]
     assert len(list(tmp_path.glob("*.npz"))) == 3  # one a split, made once
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shots": (0,)}, "--shots 0 is out of range"),
+        ({"shots": (1, -5)}, "--shots 1 -5 is out of range"),
+        ({"seeds": 0}, "--seeds 0 is out of range"),
+        ({"method": "knn", "seeds": 3}, "--seeds is for --method fewshot or all, not knn"),
+        ({"method": "linear", "shots": (1,)}, "--shots is for --method fewshot or all, not linear"),
+    ],
+)
+def test_draws_that_can_not_be_made_are_refused(
+    options: dict[str, Any], said: str, digits_file: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        probe(str(digits_file), "digits", ProbeConfig(cache=str(tmp_path), **options))
 
 
 def test_features_that_are_no_numbers_are_refused(digits_file: Path, tmp_path: Path) -> None:

@@ -331,6 +331,7 @@ def predict(
     from vitreous.predict.choice import equip
 
     items = list(inputs.items(images))
+    stream.require_counts(config.batch_size, config.workers)
     batch = config.batch_size or stream.batch_size(classifier)
     if (config.runtime, config.precision) != ("torch", "float32"):  # else as the classifier was loaded
         classifier = replace(classifier, engine=None)

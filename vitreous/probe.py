@@ -9,16 +9,32 @@ import numpy as np
 from vitreous import console, parallel
 from vitreous.config import ProbeConfig
 from vitreous.data import Dataset, InMemory, Split, limit_training, open_data
-from vitreous.errors import DataError, ModelError
+from vitreous.errors import DataError, ModelError, OptionError
 from vitreous.evals import features, fewshot, knn, linear, metrics
 from vitreous.evals import suite as suites
 from vitreous.evals.features import Part
 from vitreous.models.architecture import pair
 from vitreous.predict import Classifier, load
 
+OF_FEW_SHOTS = {"--shots": "shots", "--seeds": "seeds"}
+
+
+def _check(options: ProbeConfig) -> None:
+    """Refuse numbers that can't be drawn, and those of a method that is not asked for."""
+    if not options.shots or min(options.shots) < 1:
+        raise OptionError(f"--shots {' '.join(map(str, options.shots))} is out of range: use 1 or more")
+    if options.seeds < 1:
+        raise OptionError(f"--seeds {options.seeds} is out of range: use 1 or more")
+    if options.method in ("fewshot", "all"):
+        return
+    for flag, name in OF_FEW_SHOTS.items():
+        if getattr(options, name) != getattr(ProbeConfig(), name):
+            raise OptionError(f"{flag} is for --method fewshot or all, not {options.method}: leave it out")
+
 
 def probe(source: str, data: str | InMemory, options: ProbeConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous probe`: an object by method."""
+    _check(options)
     classifier = _load(source, options)
     seed = classifier.seed if options.seed is None else options.seed
     options = replace(options, seed=seed)
@@ -30,6 +46,7 @@ def probe(source: str, data: str | InMemory, options: ProbeConfig) -> dict[str, 
 
 def suite(source: str, data: str, options: ProbeConfig) -> dict[str, Any]:
     """Probe every data set of a suite: a row each, and the mean by group."""
+    _check(options)
     tasks = suites.read(data)
     classifier = _load(source, options)
     limit, seed = options.train_limit or suites.IMAGES, options.seed or 0

@@ -59,6 +59,8 @@ def export(
     form = formats.choose(destination, precision)
     if destination.exists():
         raise VitreousError(f"{destination} exists: choose another name, or remove it first")
+    if tolerance is not None and not 0 <= tolerance <= 1:
+        raise VitreousError(f"--tolerance {tolerance} is out of range: use 0 to 1")
     require(source)
     pictures = [proof.read(path) for path in images[:MAX_IMAGES]]
     pictures = pictures or proof.bundled(source, proof.COUNTS[precision])

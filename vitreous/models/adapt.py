@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.config import Preprocessing
+from vitreous.errors import ModelError
 from vitreous.models.fields import pair
 from vitreous.models.protocol import Size
 from vitreous.models.weights import Model
@@ -42,6 +43,8 @@ def set_channels(model: Model, channels: int) -> list[str]:
     before = first.in_channels
     if before == channels:
         return []
+    if channels < 1:
+        raise ModelError(f"in_channels {channels} is too small: give a whole number of at least 1")
     first.weight = nn.Parameter(adapt_channels(first.weight, channels))
     first.in_channels = channels
     _configure(model, in_channels=channels)

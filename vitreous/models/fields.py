@@ -11,13 +11,11 @@ MOST = 2**31 - 1
 
 def pair(value: Any, name: str) -> tuple[int, int]:
     """Read one number as a square, two as height and width."""
-    numbers = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if len(numbers) == 1:
-        numbers *= 2
+    given = tuple(value) if isinstance(value, list | tuple) else (value,)
+    numbers = given * 2 if len(given) == 1 else given
     if len(numbers) != 2 or not all(type(n) is int and n > 0 for n in numbers):
-        raise ModelError(
-            f"{name} {shown(value)} is not a size: give one positive number, or height and width"
-        )
+        told = " ".join(map(shown, given))
+        raise ModelError(f"{name} {told} is not a size: give one positive number, or height and width")
     if max(numbers) > MOST_SIDE:
         raise ModelError(f"{name} {shown(value)} is too large: a side is at most {MOST_SIDE:,}")
     return numbers

@@ -60,6 +60,8 @@ def load(
     place = parallel.choose_device(str(device))
     weights, origin = _read(source, heads=heads, image_size=image_size, verify=verify)
     model = build(weights).float()
+    if heads is not None and heads != (known := getattr(weights.config, "heads", 0)):
+        raise ModelError(f"heads {heads} is not what {source} has: {known or 'a CNN has none'}; leave it out")
     names = weights.labels or assumed_names(weights, origin)
     changes, outdated = list(weights.notes), set[str]()
     if labels is not None:

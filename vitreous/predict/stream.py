@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from vitreous.errors import DataError, ModelError
+from vitreous.errors import DataError, ModelError, OptionError
 from vitreous.models import cost
 from vitreous.predict.classifier import Classifier, Failure, Prediction, Prepared
 from vitreous.predict.inputs import Item
@@ -47,11 +47,20 @@ Read = list[tuple[Item, Prepared | DataError]]
 """Some items, each with its picture or with the reason why that can't be read."""
 
 
+def require_counts(batch: int | None, workers: int | None) -> None:
+    """Refuse numbers that can't be done: no image at a time, or fewer threads than none."""
+    if batch is not None and batch < 1:
+        raise OptionError(f"--batch-size {batch} is out of range: use 1 or more")
+    if workers is not None and workers < 0:
+        raise OptionError(f"--workers {workers} is out of range: use 0 or more")
+
+
 def batches(
     classifier: Classifier, items: Iterable[Item], *, batch: int | None = None, workers: int | None = None
 ) -> Iterator[Read]:
     """Yield the items in order, decoded by `workers` threads (None: one per core), as many as fit a batch."""
-    batch = batch or batch_size(classifier)
+    require_counts(batch, workers)
+    batch = batch_size(classifier) if batch is None else batch
     workers = max(1, workers if workers is not None else os.cpu_count() or 1)
     waiting: Read = []
     for item, read in _read_ahead(classifier, items, workers, ahead=2 * batch + workers):

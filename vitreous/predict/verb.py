@@ -16,7 +16,7 @@ from vitreous.predict.choice import equip
 from vitreous.predict.classifier import Classifier, Failure
 from vitreous.predict.inputs import find
 from vitreous.predict.output import CsvWriter, Finished, JsonWriter, TableWriter, Writer, fingerprint, resume
-from vitreous.predict.stream import batch_size, predict_all
+from vitreous.predict.stream import batch_size, predict_all, require_counts
 
 Form = Literal["table", "json", "csv"]
 LOOKED_AHEAD = 20_000
@@ -47,6 +47,7 @@ def predict_files(
     """Predict every image of `paths`, write the answers; raise at the end if all failed (strict: any)."""
     if top < 1:
         raise DataError(f"--top {top} is out of range: use 1 or more")
+    require_counts(batch, workers)
     counts, tally = Counts(), pictures.Tally()
     named = find(paths, tally=tally)
     ahead = list(islice(named, LOOKED_AHEAD if "auto" in (runtime, precision) else 0))
