@@ -135,7 +135,8 @@ def measure(classifier: Classifier, dataset: Dataset, split: Split, options: Eva
     )
     collect = multilabel.collect if several else answers.collect
     found = collect((aligned(batch), logits) for batch, logits in batches)
-    wrong = ~(np.isfinite(found.logits).all(1) if isinstance(found, Scores) else np.isfinite(found.losses))
+    known = found.logits.sum(1) if isinstance(found, Scores) else found.losses
+    wrong = ~np.isfinite(known)
     if wrong.any():
         raise ModelError(
             f"the model's answers to {wrong.sum():,} of {len(found):,} images are not numbers: its weights "
