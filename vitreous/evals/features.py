@@ -62,7 +62,7 @@ def _finite(found: outputs.Outputs) -> outputs.Outputs:
     wrong = ~np.isfinite(found.values).all(1)
     if wrong.any():
         raise ModelError(
-            f"the features of {wrong.sum():,} of {len(wrong):,} images are not numbers: the model's weights "
+            f"the features of {wrong.sum():,} of {len(found.values):,} images are not numbers: the model's weights "
             "are damaged, or overflow in this --precision"
         )
     return found
