@@ -59,11 +59,11 @@ def extract(
 
 def _finite(found: outputs.Outputs) -> outputs.Outputs:
     """Return features that are numbers; refuse others, from which nothing can be learned."""
-    wrong = ~np.isfinite(found.values).all(1)
+    wrong, count = ~np.isfinite(found.values).all(1), len(found.values)
     if wrong.any():
         raise ModelError(
-            f"the features of {wrong.sum():,} of {len(found.values):,} images are not numbers: the model's weights "
-            "are damaged, or overflow in this --precision"
+            f"the features of {wrong.sum():,} of {count:,} images are not numbers: the model's weights are "
+            "damaged, or overflow in this --precision"
         )
     return found
 
