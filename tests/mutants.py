@@ -43,12 +43,12 @@ TESTS = {
     "training/log": ["training/test_log", "training/test_loop", "training/test_refusal"],
     "training/loop": [
         *(f"training/test_{name}" for name in ("loop", "average", "refusal", "meaning", "results")),
-        *(f"training/test_{name}" for name in ("budget", "folder", "signals", "kills", "ranks")),
+        *(f"training/test_{name}" for name in ("budget", "folder", "lag", "signals", "kills", "ranks")),
     ],
     "training/plan": ["training/test_defaults", "training/test_recipes"],
     "training/pretrain": ["training/test_pretrain"],
     "training/recipes": [f"training/test_{name}" for name in ("defaults", "recipes", "finetune")],
-    "training/refusal": ["training/test_refusal"],
+    "training/refusal": ["training/test_refusal", "training/test_lag"],
     "training/resume": [
         f"training/test_{name}" for name in ("loop", "kills", "extension", "budget", "folder")
     ],
@@ -59,8 +59,8 @@ TESTS = {
         "training/test_options",
     ],
     "training/signals": ["training/test_signals"],
-    "training/state": [f"training/test_{name}" for name in ("average", "loop", "kills", "refusal")],
-    "training/step": [f"training/test_{name}" for name in ("loop", "meaning", "refusal")],
+    "training/state": [f"training/test_{name}" for name in ("lag", "average", "loop", "kills", "refusal")],
+    "training/step": [f"training/test_{name}" for name in ("lag", "loop", "meaning", "refusal")],
     "training/transfer": ["training/test_initial"],
     "training/watch": ["training/test_pretrain"],
     "training/tuning": ["training/test_tuning"],

@@ -6,6 +6,7 @@ from typing import Any
 import lightly.loss
 import numpy as np
 import pytest
+import scipy.stats
 import timm
 import torch
 import torch.nn.functional as F
@@ -345,3 +346,11 @@ def test_the_best_is_chosen_by_neighbours_or_without_labels() -> None:
     assert Masked(model(), SETTINGS).score(figures) == [0.4, -2.0]
     assert Masked(model(), SETTINGS).score(blind) == [-2.0]
     assert distilling().score(figures) == [0.4] and distilling().score(blind) == [7.0]
+
+
+def test_answers_are_spread_over_as_many_prototypes_as_their_entropy_says() -> None:
+    answers = torch.rand(20, generator=torch.Generator().manual_seed(0)) * 40
+    expected = math.exp(scipy.stats.entropy(answers.double().numpy()))
+    assert dino.spread(answers).item() == pytest.approx(expected, rel=1e-5)
+    few = torch.tensor([0.0, 3.0, 3.0, 0.0])
+    assert dino.spread(few).item() == pytest.approx(2.0)

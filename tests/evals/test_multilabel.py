@@ -151,3 +151,11 @@ def test_scores_that_are_not_finite_have_figures_that_are_not(wrong: float) -> N
     scores.logits[3, 1] = wrong
     found = multilabel.headline(scores)
     assert not np.isfinite(found["loss"]) and np.isnan(found["mean_average_precision"])
+
+
+def test_a_label_is_given_at_its_threshold() -> None:
+    """As scikit-learn's thresholds mean it: the score that a threshold comes from has its label."""
+    scores = Scores(np.arange(2), np.array([[0.0], [-1.0]]), np.array([[True], [False]]))
+    assert scores.right().all() and scores.right([0.5]).all()
+    best = multilabel.thresholds(scores.logits, scores.targets)
+    assert best == [0.5] and scores.right(best).all()

@@ -70,6 +70,14 @@ def test_lora_is_of_rank_eight_unless_another_is_given(tune: str, rank: int) -> 
     assert len(shapes) == 8 and all(shape[1] == rank for shape in shapes.values())
 
 
+def test_an_update_starts_at_zero_with_factors_that_keep_the_inputs_size() -> None:
+    """arXiv 2106.09685: B is zero, A random; its outputs vary as much as the inputs."""
+    layer = tuning.LoRALinear(torch.nn.Linear(400, 30), rank=100, parts=1)
+    inputs = torch.randn(64, 400)
+    assert not layer.lora_b.any()
+    assert torch.nn.functional.linear(inputs, layer.lora_a[0]).std().item() == pytest.approx(1.0, abs=0.05)
+
+
 @pytest.mark.parametrize("tune", ["lora", "lora:2"])
 @pytest.mark.parametrize(
     "changes", [{}, {"activation": "swiglu", "layer_scale": 0.5}, {"qkv_bias": False}], ids=str

@@ -210,9 +210,7 @@ class Dino(Unlabelled):
         """Also measure over how many prototypes the teacher's answers to all images are spread."""
         self.answers.zero_()
         found = super().evaluate(loader, inference)
-        shares = parallel.added_up(self.answers)
-        shares = shares / shares.sum()
-        used = torch.exp(-(shares * shares.clamp(min=1e-12).log()).sum())
+        used = spread(parallel.added_up(self.answers))
         return MeanLoss({**found.figures, "prototypes_used": used.item()})
 
     def score(self, figures: Mapping[str, float]) -> list[float]:
@@ -234,6 +232,12 @@ class Dino(Unlabelled):
                 f"{figures['teacher_entropy']:.3f} of {uniform:.3f}); {self.remedy}"
             )
         return super().trouble(figures)
+
+
+def spread(answers: Tensor) -> Tensor:  # (K,) → ()
+    """Return over how many prototypes the answers are spread: the exponential of their entropy."""
+    shares = answers / answers.sum()
+    return torch.exp(-torch.special.xlogy(shares, shares).sum())
 
 
 def pair_losses(targets: Tensor, scores: Tensor) -> Tensor:  # (G, B, K), (V, B, K) → (B,)
