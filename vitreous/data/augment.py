@@ -97,7 +97,7 @@ def resolve(
 
 def _check_ranges(augment: Augment) -> None:
     """Refuse probabilities and fractions outside 0 to 1, and strengths below 0."""
-    for name in ("flip", "erase", "mix_probability", "unmixed"):
+    for name in ("flip", "erase", "mix_probability", "unmixed", "color_jitter"):
         if not 0.0 <= getattr(augment, name) <= 1.0:
             raise DataError(f"{name} {getattr(augment, name)} is out of range: give a number from 0 to 1")
     if augment.repeats < 1:
@@ -105,8 +105,8 @@ def _check_ranges(augment: Augment) -> None:
     low, high = augment.crop_scale or (1.0, 1.0)
     if not 0.0 < low <= high <= 1.0:
         raise DataError(f"crop_scale {low} {high} is out of range: give 0 < from <= to <= 1")
-    for name in ("color_jitter", "mixup", "cutmix", "geometry", "color"):
-        if not getattr(augment, name) >= 0.0:
+    for name in ("mixup", "cutmix", "geometry", "color"):
+        if not 0.0 <= getattr(augment, name) < math.inf:
             raise DataError(f"{name} {getattr(augment, name)} is out of range: give 0 (none) or more")
 
 
