@@ -95,6 +95,8 @@ def test_hardware_and_data_matter() -> None:
     assert choose(TrainConfig(), many).batch_size > choose(TrainConfig(), photos).batch_size
     several = choose(TrainConfig(), replace(CIFAR, multilabel=True))
     assert several.loss == "sigmoid" and several.label_smoothing == 0.0
+    with pytest.raises(OptionError, match="these images have several labels: add --loss sigmoid"):
+        choose(TrainConfig(loss="softmax"), replace(CIFAR, multilabel=True))
     assert choose(TrainConfig(optimizer="sgd"), CIFAR).weight_decay == 0.0  # the paper's fine-tuning
     photos = vit(choose(TrainConfig(), replace(PHOTOS, device="cuda")))
     assert photos.patch_size == (16, 16) and max(photos.image_size) <= 224

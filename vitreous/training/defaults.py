@@ -112,7 +112,7 @@ def choose(
         epochs=epochs,
         time_budget=budget,
         **_optimization(options, facts, model, trained, pick),
-        **_loss(options, facts, pick),
+        **_loss(options, facts, pick, learned=task.labels),
         augment=_augment(options, facts, preprocessing, pick),
         precision=arithmetic,
         seed=pick("seed", options.seed, 0),
@@ -173,13 +173,18 @@ def _optimization(
     }
 
 
-def _loss(options: TrainConfig, facts: Facts, pick: _Chooser) -> dict[str, Any]:
+def _loss(options: TrainConfig, facts: Facts, pick: _Chooser, *, learned: bool) -> dict[str, Any]:
     """Return the fields of the plan that define the loss."""
     several = facts.multilabel
     loss, reason = ("sigmoid", "several labels") if several else ("softmax", "one label")
     smoothing = 0.0 if several else 0.1
+    chosen = pick("loss", options.loss, loss, f"{reason} per image")
+    if several and learned and chosen == "softmax":
+        raise OptionError(
+            "softmax chooses one class, and these images have several labels: add --loss sigmoid"
+        )
     return {
-        "loss": pick("loss", options.loss, loss, f"{reason} per image"),
+        "loss": chosen,
         "label_smoothing": pick(
             "label_smoothing", options.label_smoothing, smoothing, "against overconfidence"
         ),
