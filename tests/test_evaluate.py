@@ -420,6 +420,16 @@ def test_answers_that_are_not_numbers_are_an_error(
     assert "are not numbers: its weights are damaged" in capsys.readouterr().err
 
 
+def test_what_is_compared_needs_classes(
+    digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clf = vitreous.load(digits_file)
+    clf.model.reset_classifier(0)
+    headless = replace(clf, labels=[]).save(tmp_path / "headless.safetensors")
+    assert cli.main(["evaluate", str(digits_file), "digits", "--compare", str(headless)]) == 1
+    assert f"error: {headless} has no classes: fine-tune it first" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_an_infinite_loss_is_an_error(
     several: bool, digits_file: Path, pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

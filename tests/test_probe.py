@@ -81,6 +81,21 @@ def test_features_are_the_models_own_and_kept_by_content(digits_file: Path, tmp_
         take(layer=9)
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"shots": (0, 5)}, "--shots 0 5 is out"),
+        ({"shots": ()}, "--shots of"),
+        ({"seeds": 0}, "--seeds 0 is"),
+    ],
+)
+def test_numbers_from_which_nothing_can_be_learned(
+    digits_file: Path, changes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(OptionError, match=line):
+        probe(str(digits_file), "digits", ProbeConfig(**changes))
+
+
 def test_features_that_are_not_numbers_are_an_error(digits_file: Path, tmp_path: Path) -> None:
     clf = vitreous.load(digits_file)
     with torch.no_grad():

@@ -47,12 +47,11 @@ class Measured:
 
 def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous evaluate`."""
-    classifier = load(source, device=options.device).merging(options.merge)
+    classifier = _load(source, options).merging(options.merge)
+    other = _load(options.compare, options) if options.compare else None  # before anything is measured
     seed = classifier.seed if options.seed is None else options.seed
     options = replace(options, seed=seed)
     dataset = open_data(data, data_root=options.data_root, seed=seed)
-    if not classifier.labels:
-        raise ModelError(f"{source} has no classes: fine-tune it first, or use `vitreous probe`")
     name, split = dataset.part(options.split)
     if dataset.multilabel and (options.corruptions or options.real_labels or options.restrict):
         raise DataError(
@@ -89,13 +88,20 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
         document["resolutions"] = _at_resolutions(source, dataset, split, options)
     if options.corruptions:
         document["corruptions"] = _under_corruptions(measured, dataset, options)
-    if options.compare:
-        other = load(options.compare, device=options.device)
+    if other is not None:
         if name in dataset.carved:
-            _tell_other_parts(options.compare, other, seed)
+            _tell_other_parts(str(options.compare), other, seed)
         second = measure(other, dataset, split, options)
         document["compare"] = compare(measured, second, options)
     return document
+
+
+def _load(source: str, options: EvaluateConfig) -> Classifier:
+    """Open a checkpoint; refuse one without classes."""
+    classifier = load(source, device=options.device)
+    if not classifier.labels:
+        raise ModelError(f"{source} has no classes: fine-tune it first, or use `vitreous probe`")
+    return classifier
 
 
 def _tell_other_parts(source: str, classifier: Classifier, seed: int, *, calibrate: bool = False) -> None:

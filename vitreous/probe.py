@@ -62,6 +62,7 @@ def probe_data(
     classifier: Classifier, dataset: Dataset, options: ProbeConfig, metric: metrics.Name | None = None
 ) -> dict[str, Any]:
     """Judge a classifier's features on a data set: learn on train, choose on val, measure on test."""
+    _check(options)
     metric, seed = _metric(dataset, metric or options.metric), options.seed or 0
     if dataset.multilabel and options.method == "fewshot":
         raise DataError(
@@ -91,6 +92,15 @@ def probe_data(
             figures = fewshot.evaluate(train, val, test, classes, metric, **draws)
             found["fewshot"] = {**figures, "seconds": time.perf_counter() - started}
     return {name: {**figures, "metric": metric, "features": taken} for name, figures in found.items()}
+
+
+def _check(options: ProbeConfig) -> None:
+    """Refuse numbers from which nothing can be learned."""
+    if not options.shots or min(options.shots) < 1:
+        given = " ".join(map(str, options.shots)) or "of none"
+        raise OptionError(f"--shots {given} is out of range: give 1 image per class, or more")
+    if options.seeds < 1:
+        raise OptionError(f"--seeds {options.seeds} is out of range: give 1 or more")
 
 
 def _load(source: str, options: ProbeConfig) -> Classifier:
