@@ -95,6 +95,16 @@ def test_settings_of_a_task_that_were_chosen_may_be_given_again(data: str, tmp_p
         pretrain(data, replace(left_open, decoder_width=width + 4))
 
 
+def test_another_teacher_is_told_in_words() -> None:
+    task = {"teacher": "a", "teacher_checksum": "1f", "match": "token", "hard": True, "share": 0.5}
+    stored = {"options": {"task": task}, "plan": {"settings": task}}
+    other = {**task, "teacher": "b", "teacher_checksum": "2e"}
+    lines = ['teacher was "a" and is now "b"', "the teacher has other weights now"]
+    assert folder.changes(stored, {"task": other}) == lines
+    (line,) = folder.changes(stored, {"task": {**task, "share": 1.0}, "teacher_share": 1.0})
+    assert line == "teacher_share was 0.5 and is now 1.0"
+
+
 def test_a_size_that_time_chose_may_be_given_again() -> None:
     """The weights that a run starts from are then read at that size, with other positions."""
     stored = {"options": {"checkpoint": "2e"}, "plan": {"architecture": {"image_size": [160, 160]}}}

@@ -9,6 +9,8 @@ from vitreous.training.plan import seconds
 
 SIZES = ("image_size", "patch_size")
 RATES = ("drop_path", "patch_drop")
+OPTION = {"hard": "targets", "share": "teacher_share"}
+"""Settings of a task that have another name than their option."""
 OPEN = (None, "auto")
 """How an option says that the run may choose."""
 

@@ -155,6 +155,7 @@ def full_disk_told(folder: Path) -> Iterator[None]:
 CHECKSUMS = {
     "data": "the data has other images, labels or splits now",
     "checkpoint": "the model to start from has other weights now",
+    "teacher_checksum": "the teacher has other weights now",
 }
 """What to say of a checksum that differs, since nobody can read the numbers."""
 
@@ -186,9 +187,20 @@ def changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         other.discard("data")  # the held-out images follow from the seed
     if same.intersection(chosen.SIZES) and "checkpoint" in now:
         other.discard("checkpoint")  # its positions were resampled to that size
-    if other.intersection(now.get("task", ())):
-        other.discard("task")  # its options tell
-    return [CHECKSUMS.get(name) or _described(name, before, now, plan) for name in sorted(other)]
+    lines = [CHECKSUMS.get(name) or _described(name, before, now, plan) for name in sorted(other - {"task"})]
+    if "task" in other:
+        lines += _settings_changed(before.get("task", {}), now.get("task", {}), other)
+    return lines
+
+
+def _settings_changed(before: Mapping[str, Any], now: Mapping[str, Any], told: set[str]) -> list[str]:
+    """Return how the settings of a task differ, where no option tells it."""
+    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+    return [
+        CHECKSUMS.get(name) or _described(name, before, now, {})
+        for name in names
+        if chosen.OPTION.get(name, name) not in told
+    ]
 
 
 def _described(name: str, before: Mapping[str, Any], now: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
