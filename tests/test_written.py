@@ -39,6 +39,19 @@ def test_results_reach_any_output(encoding: str, monkeypatch: pytest.MonkeyPatch
     assert r"caf\udce9.png" in said.splitlines()[1] and '"loss": null' in said
 
 
+def test_names_can_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[31mred\x07\r\n\x9b2J\u202egnp.exe"
+    console.table(["file"], [[evil]])
+    console.note(f"one\n{evil}")
+    console.warn(evil)
+    console.fail(evil)
+    said = capsys.readouterr()
+    for text, lines in ((said.out, 2), (said.err, 6)):
+        assert len(text.splitlines()) == lines and r"\x1b[31mred\x07\r" in text and r"\u202egnp" in text
+        assert not set(text) & {"\x1b", "\x07", "\r", "\x9b", "\u202e"}
+    assert written.harmless("é 猫 \u200d\u00a0") == "é 猫 \u200d\u00a0"
+
+
 def test_files_hold_names_of_any_bytes(tmp_path: Path) -> None:
     files.write_json(tmp_path / "a.json", {STRAY: "é"})
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {STRAY: "é"}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from vitreous.written import as_json, encodable
+from vitreous.written import as_json, encodable, harmless
 
 Cell = str | int | float | None
 
@@ -42,7 +42,9 @@ def result(sentence: str) -> None:
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, title: str = "") -> None:
     """Write a table to stdout: boxed on a terminal, aligned plain lines elsewhere. Numbers align right."""
     encoding = encoding_of(sys.stdout)
-    columns, *texts = [[encodable(_text(cell), encoding) for cell in row] for row in (columns, *rows)]
+    columns, *texts = [
+        [encodable(harmless(_text(cell)), encoding) for cell in row] for row in (columns, *rows)
+    ]
     numeric = [all(isinstance(row[i], int | float | None) for row in rows) for i in range(len(columns))]
     if sys.stdout.isatty():
         _draw(columns, texts, numeric, title)
@@ -83,6 +85,7 @@ def _draw(columns: Sequence[str], rows: list[list[str]], numeric: list[bool], ti
 
 
 def _line(message: str, style: str | None) -> None:
+    message = harmless(message, lines=True)
     if style is not None and sys.stderr.isatty():
         from rich.console import Console
         from rich.text import Text

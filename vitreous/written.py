@@ -2,12 +2,25 @@
 
 import json
 import math
+import re
 from typing import Any
+
+CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, separators of lines, and marks that turn the direction of what follows."""
 
 
 def encodable(text: str, encoding: str = "utf-8") -> str:
     """Return text in which what the encoding has no bytes for is spelled out: a stray byte as `\\udcff`."""
     return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def harmless(text: str, *, lines: bool = False) -> str:
+    """Return text with every character spelled out that a terminal would obey; `lines` keeps line feeds."""
+    return CONTROLS.sub(lambda found: found[0] if lines and found[0] == "\n" else _spelled(found[0]), text)
+
+
+def _spelled(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def finite(value: Any) -> Any:
