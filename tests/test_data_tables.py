@@ -1,6 +1,7 @@
 """DATA as CSV: paths, labels and splits; every fault is named with its row."""
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,25 @@ def test_csv_faults_are_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "bad.csv").write_text(text)
     with pytest.raises(DataError, match=message):
         open_data(tmp_path / "bad.csv")
+
+
+def test_a_table_in_another_encoding_says_what_to_do(tmp_path: Path) -> None:
+    text = "path,label\n" + "".join(f"{p},caf\xe9 {c}\n" for p, c in table_rows(tmp_path))
+    (tmp_path / "latin.csv").write_text(text, encoding="latin-1")
+    with pytest.raises(DataError, match=r"the label caf\\xe9 cat is not in UTF-8: save the file as UTF-8"):
+        open_data(tmp_path / "latin.csv")
+    (tmp_path / "wide.csv").write_text(text, encoding="utf-16")
+    with pytest.raises(DataError, match="it is in UTF-16: save it as UTF-8"):
+        open_data(tmp_path / "wide.csv")
+
+
+def test_a_table_names_files_of_any_bytes_beside_text_of_any_length(tmp_path: Path) -> None:
+    rows = table_rows(tmp_path)
+    first, label = rows[0]
+    (tmp_path / first).rename(tmp_path / os.fsdecode(b"caf\xe9.png"))
+    lines = [b"path,label,note", b"caf\xe9.png," + label.encode() + b"," + 200_000 * b"x"]
+    lines += [f"{p},{c},".encode() for p, c in rows[1:]]
+    (tmp_path / "data.csv").write_bytes(b"\n".join(lines))
+    split = open_data(tmp_path / "data.csv", carve=False).splits["train"]
+    assert len(split) == len(rows) and split.name(0) == r"caf\xe9.png"
+    assert [split.read(i).size for i in range(2)]

@@ -194,7 +194,7 @@ def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | 
     else:
         names = _sorted_names({_name(label, source) for label in everything})
     if (odd := next((name for name in names if not is_utf8(name)), None)) is not None:
-        raise DataError(f"{source}: the class {printable(odd)!r} is not named in UTF-8: rename it")
+        raise DataError(f"{source}: the class '{printable(odd)}' is not named in UTF-8: rename it")
     if len(set(names)) < len(names):
         raise DataError(f"{source}: two classes have the same name: make class names unique")
     numbers = {name: number for number, name in enumerate(names)}

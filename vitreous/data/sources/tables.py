@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.images import EncodedImages, Images
+from vitreous.data.images import EncodedImages, Images, is_utf8, printable
 from vitreous.data.sources.found import Found, Label, split_name
 from vitreous.errors import DataError
 
@@ -14,18 +14,25 @@ PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "tags", "y")
 SPLIT_COLUMNS = ("split", "set", "subset", "fold", "partition")
 SEPARATORS = ("|", ";")
+LONGEST_FIELD = (1 << 31) - 1
+"""Characters of a field; a table may have more columns than are read here, with text of any length."""
+UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 
 
 def open_csv(path: Path) -> Found:
     """Open a CSV: a column of paths (relative to the CSV), one of labels, optionally one of splits."""
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        # Names of files may be of any bytes; `surrogateescape` is how the system's functions take them
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             sample = file.read(65536)
             file.seek(0)
             delimiter = max(",\t;", key=sample.split("\n", 1)[0].count)
+            csv.field_size_limit(LONGEST_FIELD)
             rows = list(csv.reader(file, delimiter=delimiter))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, csv.Error) as error:
         raise DataError(f"{path}: not a readable CSV: {error}") from None
+    if sample.startswith(UTF_16):
+        raise DataError(f"{path}: not a readable CSV: it is in UTF-16: save it as UTF-8")
     rows = [row for row in rows if row]
     if len(rows) < 2:
         raise DataError(f"{path}: no rows; expected a header such as path,label and one row per image")
@@ -44,6 +51,9 @@ def from_columns(path: Path, columns: Mapping[str, Sequence[Any]], names: list[s
     """Turn a table's columns, whose paths are relative to the table's folder, into a `Found`."""
     file_column = column(path, columns, PATH_COLUMNS, "paths")
     label_column = column(path, columns, LABEL_COLUMNS, "labels")
+    odd = next((text for text in columns[label_column] if isinstance(text, str) and not is_utf8(text)), None)
+    if odd is not None:
+        raise DataError(f"{path}: the label {printable(odd)} is not in UTF-8: save the file as UTF-8")
     labels = parse_labels(columns[label_column], path)
     files = [str(file) for file in columns[file_column]]
     missing = [number for number, file in enumerate(files) if not file]
