@@ -174,6 +174,32 @@ def test_wrong_input_is_one_clear_line(classifier: Classifier, tmp_path: Path) -
         headless.predict(np.zeros((16, 24, 3), np.uint8))
 
 
+def test_pictures_without_pixels_fail_alone(classifier: Classifier, picture: Path) -> None:
+    nothing = [np.zeros((0, 4, 3), np.uint8), torch.zeros(3, 4, 0), Image.new("RGB", (0, 5))]
+    found = classifier.predict([picture, *nothing])
+    assert found[0].label in classifier.labels
+    assert [each.error for each in found[1:]] == ["a picture without pixels: one of its sides is 0"] * 3
+
+
+def test_open_files_are_pictures_and_what_is_none_is_said(classifier: Classifier, picture: Path) -> None:
+    (own,) = classifier.predict(picture)
+    data = picture.read_bytes()
+    with picture.open("rb") as file:
+        for given in (file, io.BytesIO(data), bytearray(data), [io.BytesIO(data)]):
+            (found,) = classifier.predict(given)
+            assert (found.label, found.probability) == (own.label, own.probability)
+    with pytest.raises(DataError, match="is open as text: open it as bytes"):
+        classifier.predict(io.StringIO("text"))
+    for nothing in (None, 7, [None]):
+        with pytest.raises(DataError, match="is no picture: give a path"):
+            classifier.predict(nothing)  # type: ignore[arg-type]
+    for top in (0, -1):
+        with pytest.raises(OptionError, match=f"top={top} is out of range"):
+            classifier.predict(picture, top=top)
+    with pytest.raises(ModelError, match="labels 'abc' is one text: give a list of names"):
+        vitreous.load("tiny", labels="abc")
+
+
 def test_one_bad_picture_is_one_entry(classifier: Classifier, picture: Path, tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("not a picture")
     flat = np.zeros((4, 4, 7), np.uint8)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from vitreous.models.weights import Model, Weights, require_fit
 if TYPE_CHECKING:
     from vitreous.predict.engines import Engine
 
-Picture = str | Path | bytes | Image.Image | np.ndarray | Tensor
+Picture = str | Path | bytes | bytearray | Image.Image | np.ndarray | Tensor
 
 
 class Prepared(NamedTuple):
@@ -122,7 +122,7 @@ class Classifier:
 
     def predict(
         self,
-        pictures: Iterable[Picture] | Picture,
+        pictures: "Iterable[Picture | BinaryIO] | Picture | BinaryIO",
         *,
         top: int = 5,
         batch_size: int | None = None,
@@ -130,9 +130,9 @@ class Classifier:
     ) -> list[Prediction | Failure]:
         """Return for each picture a prediction, or why it could not be read, in the order given.
 
-        A picture is a path, encoded bytes, a Pillow image, an array (H, W) or (H, W, C), or a tensor
-        (C, H, W); a folder, a pattern or a tensor (B, C, H, W) is several. Numbers of arrays and tensors are
-        pixels: uint8, or floats from 0 to 1.
+        A picture is a path, encoded bytes, an open file, a Pillow image, an array (H, W) or (H, W, C), or a
+        tensor (C, H, W); a folder, a pattern or a tensor (B, C, H, W) is several. Numbers of arrays and
+        tensors are pixels: uint8, or floats from 0 to 1.
         """
         from vitreous.predict import inputs, stream  # they are built on classifiers
 
@@ -182,10 +182,13 @@ class Classifier:
 
     def prepare(self, picture: Picture) -> Prepared:
         """Decode one picture and fit it to the model's size."""
-        if isinstance(picture, str | Path | bytes):
+        if isinstance(picture, str | Path | bytes | bytearray):
+            picture = bytes(picture) if isinstance(picture, bytearray) else picture
             picture = decode(picture, self.preprocess.preprocessing.channels)
         elif isinstance(picture, np.ndarray | Tensor):
             picture = pixels(picture)
+        if 0 in (picture.size if isinstance(picture, Image.Image) else picture.shape):
+            raise DataError("a picture without pixels: one of its sides is 0")
         return self.pad(self.preprocess.fitted(picture))
 
     def pad(self, fitted: np.ndarray) -> Prepared:

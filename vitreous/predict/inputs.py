@@ -26,7 +26,7 @@ BMP_HEADERS = (12, 16, 40, 52, 56, 64, 108, 124)
 PEEK = 18
 BOM = "\ufeff"
 """Windows' editors put it before the first line of a list."""
-KINDS = "give a path, a folder, a pattern, bytes, a Pillow image, an array or a tensor"
+KINDS = "give a path, a folder, a pattern, bytes, an open file, a Pillow image, an array or a tensor"
 
 
 @dataclass(frozen=True)
@@ -62,20 +62,38 @@ def find(paths: Iterable[str], stdin: BinaryIO | None = None, tally: Tally | Non
 
 def items(given: Any) -> Iterator[Item]:
     """Yield what a Python caller gave: one picture or several of any kind, folders and patterns too."""
-    single = isinstance(given, str | os.PathLike | bytes | Image.Image)
+    single = isinstance(given, str | os.PathLike | bytes | bytearray | Image.Image) or hasattr(given, "read")
     if isinstance(given, np.ndarray | Tensor):
         single = given.ndim != 4
-    several = [given] if single else list(given)
+    if single:
+        several = [given]
+    elif isinstance(given, Iterable):
+        several = list(given)
+    else:
+        raise DataError(f"a {type(given).__name__} is no picture: {KINDS}")
     for each in several:  # before any of them is read
-        if not isinstance(each, str | os.PathLike | bytes | Image.Image | np.ndarray | Tensor):
+        known = isinstance(each, str | os.PathLike | bytes | bytearray | Image.Image | np.ndarray | Tensor)
+        if not known and not hasattr(each, "read"):
             raise DataError(f"a {type(each).__name__} is no picture: {KINDS}")
     for each in several:
-        if isinstance(each, str | os.PathLike):
+        if hasattr(each, "read"):
+            yield _opened(each)
+        elif isinstance(each, bytearray):
+            yield Item("", data=bytes(each))
+        elif isinstance(each, str | os.PathLike):
             yield from find([os.fspath(each)])
         elif isinstance(each, np.ndarray | Tensor) and each.ndim == 4:
             yield from (Item("", data=one) for one in each)
         else:
             yield Item("", data=each)
+
+
+def _opened(file: Any) -> Item:
+    """Return the picture in an open file."""
+    data = file.read(MAX_BYTES + 1)
+    if not isinstance(data, bytes):
+        raise DataError(f"{getattr(file, 'name', 'the file')} is open as text: open it as bytes ('rb')")
+    return Item("", data=data)
 
 
 def _or_error(items: Iterator[Item], path: str, error: str) -> Iterator[Item]:

@@ -64,6 +64,8 @@ def load(
         raise ModelError(f"heads {heads} is not what {source} has: {known or 'a CNN has none'}; leave it out")
     names = weights.labels or assumed_names(weights, origin)
     changes, outdated = list(weights.notes), set[str]()
+    if isinstance(labels, str):
+        raise ModelError(f"labels {labels!r} is one text: give a list of names")
     if labels is not None:
         num_classes = len(labels) if num_classes is None else num_classes
         if num_classes != len(labels):

@@ -37,6 +37,8 @@ def predict_all(
 ) -> Iterator[Prediction | Failure]:
     """Yield a prediction or a failure for each item, in order, decoded by `workers` threads (None: one per
     core)."""
+    if top < 1:
+        raise OptionError(f"top={top} is out of range: use 1 or more")
     if not classifier.labels:
         raise ModelError("this model has no classes: load it with num_classes and train its head")
     for read in batches(classifier, items, batch=batch, workers=workers):
