@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from tests.conftest import digits_files
 from tests.serving import Running, running
 from vitreous.data.augment import EvaluationTransform
-from vitreous.predict import Classifier
+from vitreous.predict import Classifier, load
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -137,6 +137,18 @@ def test_a_cautious_model_says_so_in_words(browser: Browser, cautious: Running) 
         said = page.locator("#about").inner_text()
         assert "stretched" in said and "exact" not in said and "99.999" in said and "NaN" not in said
         assert page.evaluate("import('/web/card.js').then((card) => card.share(0.07))") == "7\u00a0%"
+
+
+def test_a_model_without_classes_shows_its_attention(
+    browser: Browser, digits: Classifier, tmp_path: Path
+) -> None:
+    digits.save(tmp_path / "digits.safetensors")
+    headless = load(tmp_path / "digits.safetensors", num_classes=0).save(tmp_path / "headless.safetensors")
+    with running(headless, tmp_path) as server:
+        for page in opened(browser, server):
+            expect(page.locator(".status")).to_have_text("This model has no classes.")
+            expect(page.locator("#readout")).to_contain_text("attends most to")
+            expect(page.locator("#view-label")).to_be_hidden()
 
 
 def test_it_opens_with_an_example_analysed(page: Page, digits: Classifier) -> None:

@@ -100,6 +100,24 @@ def test_calibration_and_abstention_reach_the_answer(digits: Classifier, files: 
     assert own.probability < digits.predict(files[0])[0].probability
 
 
+def test_an_uploads_name_may_be_of_any_bytes(server: TestClient, files: list[Path]) -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="a"; filename="caf\xe9.png"\r\n\r\n'
+    body += files[0].read_bytes() + b"\r\n--x--\r\n"
+    answer = post(server, body, "multipart/form-data; boundary=x").json()["predictions"][0]
+    assert answer["file"] == r"caf\xe9.png" and answer["label"]
+
+
+def test_a_model_without_classes_shows_its_attention_and_labels_nothing(
+    checkpoint: Path, files: list[Path]
+) -> None:
+    with client(vitreous.load(checkpoint, num_classes=0)) as made:
+        wait_until_ready(made)
+        for path in ("/predict", "/predict?top=1", "/relevance"):
+            answer = post(made, files[0].read_bytes(), path=path)
+            assert answer.status_code == 422 and answer.json()["error"] == "no_classes"
+        assert post(made, files[0].read_bytes(), path="/attention").status_code == 200
+
+
 def test_a_figure_that_is_no_number_leaves_the_card_readable(digits: Classifier) -> None:
     about = {"results": {"test": {"loss": float("nan"), "accuracy": 0.5}}, "recipe": {"lr": float("inf")}}
     with client(Classifier(digits.model, digits.preprocess, digits.labels, about)) as made:

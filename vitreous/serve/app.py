@@ -27,6 +27,7 @@ from vitreous.serve.examples import Examples, examples
 from vitreous.serve.guard import FAILED, Guard, error_response
 from vitreous.serve.service import Service
 from vitreous.serve.settings import (
+    NO_CLASSES,
     NOT_AN_IMAGE,
     NOT_READY,
     UNREADABLE,
@@ -183,6 +184,8 @@ def _image_routes(app: FastAPI, service: Service) -> Handler:
         return await answered(request, top)
 
     async def answered(request: Request, top: int) -> Response:
+        if not service.classifier.labels:
+            raise NO_CLASSES.fresh()
         async with service.request(request) as uploads:
             if len(uploads) == 1:
                 return _json({"predictions": [await _counted(service, service.answer(uploads[0], top))]})
@@ -271,6 +274,8 @@ def _relevance_route(app: FastAPI, service: Service, model: VisionTransformer) -
     )
     async def relevance(request: Request, label: Label = None) -> Response:  # type: ignore[valid-type]
         """Return what supports a class: a map over the patches that sums to 1, weighted by gradients."""
+        if not service.classifier.labels:
+            raise NO_CLASSES.fresh()
         async with service.request(request, images=1) as (upload,):
             images, mask = service.classifier.collate([await service.read(upload)])
             number, found = await service.inspect(lambda: attention_rows.speaks(model, images, mask, label))

@@ -167,4 +167,4 @@ class _Form:
             return
         if len(self.found) == self.most:
             raise Refusal(413, "too_many", f"the request has more than {self.most} images")
-        self.found.append(Upload(name.decode("utf-8", "replace")[:MAX_NAME], b"".join(self.content)))
+        self.found.append(Upload(name.decode("utf-8", "backslashreplace")[:MAX_NAME], b"".join(self.content)))

@@ -96,6 +96,7 @@ def overloaded(seconds: float) -> Refusal:
 NOT_READY = Refusal(503, "not_ready", "the model is warming up: try again soon", {"Retry-After": "1"})
 TOO_LATE = Refusal(504, "too_late", "the deadline passed before the answer was ready")
 TOO_SLOW = Refusal(408, "too_slow", "the request did not arrive in time", {"Connection": "close"})
+NO_CLASSES = Refusal(422, "no_classes", "this model has no classes: it can show its attention, not label")
 NOT_AN_IMAGE = Refusal(
     415, "not_an_image", "no image of a known format was sent: JPEG, PNG, WebP, BMP, GIF, TIFF, AVIF"
 )

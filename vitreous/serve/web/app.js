@@ -278,6 +278,7 @@ async function begin() {
   document.querySelector("main").hidden = false;
   fillCard(model);
   setUpAttention(model.attention);
+  $("view-label").hidden = !model.labels.length;
   state.stages = [new Stage("A", model, events)];
   events.activate(state.stages[0]);
   if (model.attention && model.attention.positions !== "none") {

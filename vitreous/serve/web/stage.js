@@ -62,12 +62,15 @@ export class Stage {
     this.events.problem(null);
     try {
       api.checkSize(image, this.model.limits.bytes);
-      const [prediction, seen] = await Promise.all([api.predict(image), api.preprocess(image)]);
+      const [prediction, seen] = await Promise.all([
+        this.model.labels.length ? api.predict(image) : { label: null, top: [] },
+        api.preprocess(image),
+      ]);
       const bitmap = await createImageBitmap(seen);
       if (turn !== this.turn) return;
       [this.image, this.seen] = [image, bitmap];
       this.cache.clear();
-      this.label = prediction.top[0].label;
+      this.label = prediction.top[0]?.label ?? null;
       this.status.textContent = "";
       this.#list(prediction);
       this.element.dataset.shown = turn;
@@ -99,7 +102,9 @@ export class Stage {
     });
     this.list.replaceChildren(...rows);
     const labels = prediction.labels?.join(", ") || prediction.label;
-    if (prediction.label === null) {
+    if (!this.model.labels.length) {
+      this.status.textContent = "This model has no classes.";
+    } else if (prediction.label === null) {
       this.status.textContent = this.model.multilabel
         ? "No label reaches its threshold."
         : `No label: the best is below the model's threshold of ${share(this.model.abstain)}.`;
