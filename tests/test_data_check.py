@@ -72,6 +72,22 @@ def test_the_verb_prints_tables_and_a_picture(
     assert len(np.unique(colours.reshape(-1, 3), axis=0)) > 50  # there are pictures in it
 
 
+def test_what_can_not_be_written_is_found_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.tar").touch()
+    for words, said in (
+        (["--grid", "grid.txt"], "--grid grid.txt is not the name of a picture"),
+        (["--grid", str(tmp_path / "none" / "grid.png")], "there is no folder"),
+        (["--pack", str(tmp_path / "full")], "is not empty: name a new folder"),
+        (["--pack", str(tmp_path / "full" / "a.tar")], "is not empty: name a new folder"),
+    ):
+        assert cli.main(["check", "digits", *words]) == 1
+        out, err = capsys.readouterr()
+        assert said in err and len(err.splitlines()) == 1 and not out
+
+
 def test_every_option_that_is_advised_exists(
     faulty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,12 +1,15 @@
 """`vitreous check`: report what is wrong with a data set, before an hour of training does."""
 
 from contextlib import closing
+from pathlib import Path
+
+from PIL import Image
 
 from vitreous import console
 from vitreous.data.bad import LISTED
 from vitreous.data.contact_sheet import contact_sheet
 from vitreous.data.opening import open_data
-from vitreous.data.pack import pack
+from vitreous.data.pack import pack, require_new
 from vitreous.data.survey import CUT_AWAY, Report, survey
 from vitreous.errors import DataError
 
@@ -21,6 +24,10 @@ def run(
 ) -> None:
     """Survey the data, show the report, and if asked draw the grid and write the shards; raise a DataError if
     training could not start."""
+    if grid_file is not None:
+        _require_picture(Path(grid_file))
+    if pack_folder is not None:
+        require_new(Path(pack_folder))
     data = open_data(spec, data_root=data_root, carve=False)
     total = sum(len(split) for split in data.splits.values())
     with closing(console.ProgressBar(total, what="image")) as bar:
@@ -40,6 +47,14 @@ def run(
         console.note(f"wrote {len(shards)} shards to {pack_folder}")
     if report.blocker is not None:
         raise DataError(f"training could not go on: {report.blocker}")
+
+
+def _require_picture(path: Path) -> None:
+    """Refuse a file that no picture can be written to, before the images are read for hours."""
+    if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
+        raise DataError(f"--grid {path} is not the name of a picture: let it end in .png, .jpg or .webp")
+    if not path.parent.is_dir():
+        raise DataError(f"--grid {path} can't be written: there is no folder {path.parent}")
 
 
 def show(report: Report) -> None:

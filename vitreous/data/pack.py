@@ -20,8 +20,7 @@ def pack(data: Dataset, folder: str | Path, *, skip: set[tuple[str, str]] | None
     """Write `folder/<split>-<number>.tar` and `labels.txt`; leave out files that `skip` names as (split,
     file)."""
     folder = Path(folder)
-    if folder.exists() and any(folder.iterdir()):
-        raise DataError(f"{folder} is not empty: name a new folder for the shards")
+    require_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if any("\n" in label or not label for label in data.labels):
         raise DataError("a class name is empty or has a line break: rename the class before packing")
@@ -31,6 +30,12 @@ def pack(data: Dataset, folder: str | Path, *, skip: set[tuple[str, str]] | None
         written += _pack_split(name, split, chosen, data, folder)
     files.write_text(folder / LABELS_FILE, "".join(f"{label}\n" for label in data.labels))
     return written
+
+
+def require_new(folder: Path) -> None:
+    """Refuse a folder that holds anything."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} is not empty: name a new folder for the shards")
 
 
 def _pack_split(name: str, split: Split, chosen: list[int], data: Dataset, folder: Path) -> list[Path]:
