@@ -239,7 +239,10 @@ def test_a_place_that_cannot_be_written_is_the_users_error(
             "can't use a/b: permission denied: choose",
         ),
         (OSError(errno.ENOSPC, "No space left on device", "a/.b.12.part"), "can't use a: no space left on"),
-        (OSError(errno.ENOSPC, "No space left on device"), "can't use .: no space left on device: make room"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "can't write the output: no space left on device: make room",
+        ),
         (
             IsADirectoryError(errno.EISDIR, "Is a directory", b"a"),
             "can't use a: is a directory: give the name",

@@ -102,7 +102,9 @@ def explain(error: Exception) -> str:
     """
     if isinstance(error, OSError) and error.strerror and (error.filename or error.errno == errno.ENOSPC):
         remedy = REMEDIES.get(error.errno or 0, "choose another path, or change its permissions")
-        path = Path(os.fsdecode(error.filename or ""))
+        if not error.filename:
+            return f"can't write the output: {error.strerror.lower()}: {remedy}"
+        path = Path(os.fsdecode(error.filename))
         named = path.parent if path.name.startswith(".") else path  # .NAME: a file that is being written
         return f"can't use {named}: {error.strerror.lower()}: {remedy}"
     kind = type(error).__name__
