@@ -55,12 +55,8 @@ def export(
         images: Image files to prove it with; without them, bundled ones.
         tolerance: The largest difference in probability that is allowed (bf16, int8: in label agreement).
     """
-    files.require_utf8(destination)
     form = formats.choose(destination, precision)
-    if destination.exists():
-        raise VitreousError(f"{destination} exists: choose another name, or remove it first")
-    if tolerance is not None and not 0 <= tolerance <= 1:
-        raise VitreousError(f"--tolerance {tolerance} is out of range: use 0 to 1")
+    _require_possible(destination, tolerance)
     require(source)
     pictures = [proof.read(path) for path in images[:MAX_IMAGES]]
     pictures = pictures or proof.bundled(source, proof.COUNTS[precision])
@@ -87,6 +83,14 @@ def export(
         label_agreement=found.agreement,
         compared_with=runtime,
     )
+
+
+def _require_possible(destination: Path, tolerance: float | None) -> None:
+    files.require_utf8(destination)
+    if destination.exists():
+        raise VitreousError(f"{destination} exists: choose another name, or remove it first")
+    if tolerance is not None and not 0 <= tolerance <= 1:
+        raise VitreousError(f"--tolerance {tolerance} is out of range: use 0 to 1")
 
 
 def write(
