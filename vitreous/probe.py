@@ -19,19 +19,6 @@ from vitreous.predict import Classifier, load
 OF_FEW_SHOTS = {"--shots": "shots", "--seeds": "seeds"}
 
 
-def _check(options: ProbeConfig) -> None:
-    """Refuse numbers that can't be drawn, and those of a method that is not asked for."""
-    if not options.shots or min(options.shots) < 1:
-        raise OptionError(f"--shots {' '.join(map(str, options.shots))} is out of range: use 1 or more")
-    if options.seeds < 1:
-        raise OptionError(f"--seeds {options.seeds} is out of range: use 1 or more")
-    if options.method in ("fewshot", "all"):
-        return
-    for flag, name in OF_FEW_SHOTS.items():
-        if getattr(options, name) != getattr(ProbeConfig(), name):
-            raise OptionError(f"{flag} is for --method fewshot or all, not {options.method}: leave it out")
-
-
 def probe(source: str, data: str | InMemory, options: ProbeConfig) -> dict[str, Any]:
     """Return the JSON document of `vitreous probe`: an object by method."""
     _check(options)
@@ -95,12 +82,17 @@ def probe_data(
 
 
 def _check(options: ProbeConfig) -> None:
-    """Refuse numbers from which nothing can be learned."""
+    """Refuse numbers that can't be drawn, and those of a method that is not asked for."""
     if not options.shots or min(options.shots) < 1:
         given = " ".join(map(str, options.shots)) or "of none"
-        raise OptionError(f"--shots {given} is out of range: give 1 image per class, or more")
+        raise OptionError(f"--shots {given} is out of range: use 1 or more")
     if options.seeds < 1:
-        raise OptionError(f"--seeds {options.seeds} is out of range: give 1 or more")
+        raise OptionError(f"--seeds {options.seeds} is out of range: use 1 or more")
+    if options.method in ("fewshot", "all"):
+        return
+    for flag, name in OF_FEW_SHOTS.items():
+        if getattr(options, name) != getattr(ProbeConfig(), name):
+            raise OptionError(f"{flag} is for --method fewshot or all, not {options.method}: leave it out")
 
 
 def _load(source: str, options: ProbeConfig) -> Classifier:
