@@ -205,7 +205,9 @@ def test_inspect_names_what_it_wrote_and_nothing_else(
     named = {line.split()[0] for line in said.out.splitlines()[1:]}
     assert named == {str(path) for path in out.iterdir()} - {str(out / "holiday.png")}
     assert "holiday" not in said.err
-    assert json.loads((out / "inspection.json").read_text())["figures"] == ["filters.png", "positions.png"]
+    listed = json.loads((out / "inspection.json").read_text())["figures"]
+    assert [each["file"] for each in listed] == ["filters.png", "positions.png"]
+    assert "Position similarity" in said.out and listed[1]["title"] == "Position similarity"
 
 
 @pytest.mark.usefixtures("blank_figures")

@@ -65,7 +65,7 @@ def inspect(
     drawings = list(draw(found, str(source), str(compare or "")))
     for drawing in drawings:
         files.write_bytes(out / f"{drawing.name}.png", plot.png(drawing.figure))
-    figures = [f"{drawing.name}.png" for drawing in drawings]
+    figures = [{"file": f"{each.name}.png", "title": each.title} for each in drawings]
     document = {"checkpoint": str(source), "figures": figures, **numbers(found, str(compare or ""))}
     files.write_text(out / "inspection.json", as_json(document) + "\n")
     write(out / "report.html", _report(found, drawings, classifier, str(source), command))
