@@ -158,6 +158,8 @@ def test_what_is_sealed_exported_or_computed_elsewhere_merges_nothing(
 ) -> None:
     with pytest.raises(OptionError, match="leave --merge out"):
         vitreous.evaluate(digits_file, "digits", merge=4, calibrate=True)
+    with pytest.raises(OptionError, match="leave --restrict out"):
+        vitreous.evaluate(digits_file, "digits", restrict=True, calibrate=True)
     with pytest.raises(OptionError, match="--merge is computed by torch, not by onnxruntime"):
         vitreous.predict(digits_file, [], merge=4, runtime="onnxruntime")
     with pytest.raises(ModelError, match="a model that merges tokens can't be exported"):

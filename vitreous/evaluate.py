@@ -66,6 +66,10 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
         raise OptionError(
             "--calibrate fits the model as it is sealed, which merges nothing: leave --merge out"
         )
+    if options.calibrate and options.restrict:
+        raise OptionError(
+            "--calibrate fits the model as it is sealed, with all classes: leave --restrict out"
+        )
     sealed = _sealed_file(source) if options.calibrate else None
     if sealed and ("val" not in dataset.splits or name in ("val", "all")):
         raise DataError("calibration needs a val split besides the one that is measured")

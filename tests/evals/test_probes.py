@@ -100,6 +100,9 @@ def test_few_shot_draws_are_balanced_and_more_shots_help() -> None:
     assert shots["25"]["accuracy"] > shots["1"]["accuracy"]
     low, high = shots["5"]["interval"]
     assert low < shots["5"]["accuracy"] < high
+    two = fewshot.evaluate(train, clusters(200, 2), clusters(400, 3), 4, shots=(1,), seeds=2)
+    low, high = two["shots"]["1"]["interval"]  # by Student's t of two draws: wider than what can be
+    assert 0.0 <= low < two["accuracy"] < high <= 1.0
 
 
 def test_logistic_regression_is_scikit_learns() -> None:

@@ -172,6 +172,16 @@ def test_the_card_tells_no_paths(digits: Classifier) -> None:
     assert card.json()["recipe"] == {"epochs": 3} and "/home" not in card.text
 
 
+def test_a_path_or_method_that_is_not_there(digits: Classifier) -> None:
+    with client(digits) as made:
+        for method, path, status, word in (
+            ("GET", "/nothing", 404, "not_found"),
+            ("DELETE", "/predict", 405, "method_not_allowed"),
+        ):
+            answer = made.request(method, path)
+            assert (answer.status_code, answer.json()["error"]) == (status, word)
+
+
 def test_metrics_count_what_happened(digits: Classifier, image: bytes) -> None:
     with client(digits) as made:
         wait_until_ready(made)

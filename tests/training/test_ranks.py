@@ -43,6 +43,7 @@ def test_ranks_train_as_one(data: str, tmp_path: Path) -> None:
         "sgd-fsdp-parts": {**sgd, "shard": True, "micro_batch": 7},  # one part of the smaller share, two else
     }
     ranks.run(2, _train_here, data, tmp_path, runs)
+    assert ", 2 ranks, in " in (tmp_path / next(iter(runs)) / "model_card.md").read_text()
     for name in runs:
         reference = alone[name.partition("-")[0]]
         figures = json.loads((tmp_path / name / "results.json").read_text())

@@ -88,4 +88,5 @@ def _interval(values: list[float]) -> list[float]:
     from scipy.stats import t as student  # most of a second to import
 
     half = student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
-    return [float(np.mean(values) - half), float(np.mean(values) + half)]
+    low, high = np.clip([np.mean(values) - half, np.mean(values) + half], 0.0, 1.0)  # few draws are wide
+    return [float(low), float(high)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from vitreous import parallel
 from vitreous.data import Batch
 from vitreous.errors import DataError
-from vitreous.evals import metrics
+from vitreous.evals import calibration, metrics
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def document(scores: Scores, labels: Sequence[str], limits: Sequence[float] | No
     return {
         **headline(scores, limits),
         "count": len(targets),
-        "ece": _calibration_error(probabilities, targets),
+        "ece": calibration.expected_calibration_error(probabilities.ravel(), targets.ravel()),
         "f1": float(np.mean([row["f1"] for row in seen])) if seen else 0.0,
         "per_class": rows,
         "confusion": _confusion(targets, probabilities >= chosen).tolist(),
@@ -126,11 +126,3 @@ def _limits(limits: Sequence[float] | None, labels: int) -> np.ndarray:
 
 def _any_in_top(scores: np.ndarray, truth: np.ndarray, count: int) -> bool:
     return bool(truth[np.argsort(-scores, kind="stable")[:count]].any())
-
-
-def _calibration_error(scores: np.ndarray, targets: np.ndarray, bins: int = 15) -> float:
-    """Return the mean distance between score and frequency over bins, of all labels together."""
-    place = np.clip(np.ceil(scores * bins).astype(int) - 1, 0, bins - 1).ravel()
-    count = np.bincount(place, minlength=bins)
-    gap = np.bincount(place, weights=(scores - targets).ravel(), minlength=bins)
-    return float(np.abs(gap).sum() / count.sum())

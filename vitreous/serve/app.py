@@ -38,7 +38,10 @@ from vitreous.version import __version__
 from vitreous.written import as_json
 
 IMAGE_PROBLEMS = (408, 413, 415, 422, 429, 503, 504)
-MESSAGES = {404: "there is nothing at this path", 405: "this path does not take that method"}
+UNKNOWN = {
+    404: ("not_found", "there is nothing at this path"),
+    405: ("method_not_allowed", "this path does not take that method"),
+}
 Handler = Callable[..., Coroutine[Any, Any, Response]]
 
 
@@ -132,8 +135,8 @@ def _errors(app: FastAPI) -> None:
 
     async def unknown(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = MESSAGES.get(error.status_code, "the request can't be answered")
-        refusal = Refusal(error.status_code, "not_found", message, error.headers)
+        word, message = UNKNOWN.get(error.status_code, ("invalid", "the request can't be answered"))
+        refusal = Refusal(error.status_code, word, message, error.headers)
         return error_response(refusal, request.state.request_id)
 
     async def failed(request: Request, _: Exception) -> Response:
