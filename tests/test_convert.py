@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from tests.conftest import FIXTURES
+from tests.test_vit import tiny
 from vitreous import cli
+from vitreous.config import Preprocessing
 from vitreous.convert import convert
+from vitreous.data.augment import EvaluationTransform
 from vitreous.errors import LayoutError
 from vitreous.models.weights import Model
-from vitreous.predict import load
+from vitreous.predict import Classifier, load
 
 SEALED = FIXTURES / "sealed_v1.safetensors"
 
@@ -47,6 +50,17 @@ def test_the_targets_library_is_the_witness(
     assert result.largest_difference <= 1e-5
     assert (tmp_path / name).exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([source.name, name])
+
+
+def test_a_model_without_classes_is_proven_without_a_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """transformers would add a layer that the weights don't have, and advise to train it."""
+    model = tiny(num_classes=0, image_size=(16, 16))
+    transform = EvaluationTransform(Preprocessing(image_size=(16, 16)))
+    headless = Classifier(model, transform, []).save(tmp_path / "headless.safetensors")
+    assert convert(str(headless), tmp_path / "hf", "hf").compared_with.startswith("transformers")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_fresh_head_of_zeros_cannot_hide_a_wrong_model(

@@ -161,7 +161,10 @@ def _with_transformers(path: Path, config: Architecture) -> tuple[str, Forward]:
 
     transformers.utils.logging.disable_progress_bar()
     kind = transformers.AutoModelForImageClassification if config.num_classes else transformers.AutoModel
-    model = kind.from_pretrained(path).eval()
+    written = transformers.AutoConfig.from_pretrained(path).model_type
+    pools = config.num_classes or getattr(config, "pre_logits", 0) or written not in ("vit", "deit")
+    # Else these two add a dense layer of their own, and warn that it holds no weights.
+    model = kind.from_pretrained(path, **{} if pools else {"add_pooling_layer": False}).eval()
 
     def forward(images: Tensor) -> Tensor:
         output = model(images)
