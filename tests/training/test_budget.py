@@ -2,6 +2,7 @@
 
 import math
 import re
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,7 +77,7 @@ def test_a_budget_is_used_and_kept(
 def test_one_slow_step_changes_neither_schedule_nor_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that compiles takes as long as hundreds: the schedule moves by its time, the pace forgets it."""
     clock_time = Time(monkeypatch)
-    clock = Clock(clock_time.now, 0.0, 100.0, afterwards=0.0)
+    clock = Clock(clock_time.now, 0.0, 100.0, tests=0.0, afterwards=0.0)
     clock.begin_schedule()
     clock.begin()
     for seconds in (*[0.01] * 20, 5.0, *[0.01] * 20):
@@ -90,7 +91,9 @@ def test_one_slow_step_changes_neither_schedule_nor_pace(monkeypatch: pytest.Mon
 
 def test_a_budgets_schedule_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_time = Time(monkeypatch)
-    clock = Clock(clock_time.now, 40.0, 100.0, afterwards=0.0)  # 40 s were spent by an earlier start
+    clock = Clock(
+        clock_time.now, 40.0, 100.0, tests=0.0, afterwards=0.0
+    )  # 40 s were spent by an earlier start
     clock_time.now += 8.0  # and 8 s to start again
     clock.begin_schedule(0.3)
     assert clock.share == pytest.approx(0.3)
@@ -100,7 +103,7 @@ def test_a_budgets_schedule_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch
 
 def test_a_checkpoint_is_due_by_steps_or_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_time = Time(monkeypatch)
-    clock = Clock(clock_time.now, 50.0, None)
+    clock = Clock(clock_time.now, 50.0, None, tests=0.0)
     due = []
     for step in range(1, 10):
         if clock.save_due(step, 4):
@@ -143,6 +146,30 @@ def test_a_time_budget_is_kept(data: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert 5.0 < clock.now - 1000 <= 6.0 and result.figures["steps"] > 80  # it made use of the time
     rows = records(result.folder, "train")
     assert rows[-1]["lr"] < 0.05 * max(r["lr"] for r in rows)  # and the schedule came to its end
+
+
+def test_a_budget_that_was_interrupted_is_not_planned_anew(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No step is timed again, what was spent counts, and the rate goes on where it was."""
+    clock = Time(monkeypatch)
+    taken: list[float] = []
+
+    def pace(done: int) -> float:
+        if done == 44:  # four that were timed, forty steps
+            signal.raise_signal(signal.SIGTERM)
+        return 0.05
+
+    taken = paced(monkeypatch, clock, pace, 0.001)
+    with pytest.raises(SystemExit):
+        run(data, tmp_path / "run", epochs=None, time_budget="6s", warmup=0.0)
+    before, _ = len(taken), capsys.readouterr()
+    result = run(data, tmp_path / "run", epochs=None, time_budget="6s", warmup=0.0)
+    said = capsys.readouterr().err
+    assert "going on from step" in said and "fit into" not in said
+    assert before + result.figures["steps"] - 41 == len(taken) and 5.0 < clock.now - 1000 <= 6.0
+    rates = [row["lr"] for row in records(tmp_path / "run", "train")]
+    assert rates == sorted(rates, reverse=True) and rates[-1] < 0.05 * rates[0]
 
 
 @pytest.mark.parametrize(("pace", "timed"), [(1.0, 4), (0.4, 5)])

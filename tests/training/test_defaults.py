@@ -198,6 +198,8 @@ def test_small_images_that_a_gpu_sees_often(
         4,
         4,
     )
+    wide = vit(choose(TrainConfig(time_budget=budget), replace(facts, size=(32, 24))))
+    assert wide.image_size == ((32, 24) if budget == "2m" else (48, 36))
     for fixed in ({"patch_size": (4,)}, {"image_size": (32,)}):
         assert vit(choose(TrainConfig(**fixed), facts)).image_size == (32, 32)
     assert (plan.optimizer, plan.weight_decay, plan.warmup) == ("muon", 0.1, 0.05)

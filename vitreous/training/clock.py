@@ -28,7 +28,7 @@ class Clock:
         before: float,
         budget: float | None,
         *,
-        tests: float = 0.0,
+        tests: float,
         afterwards: float = 0.5,
     ) -> None:
         """`before`: seconds that earlier starts of the run have spent.
