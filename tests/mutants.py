@@ -40,7 +40,7 @@ TESTS = {
     "training/initial": ["training/test_initial"],
     "training/journal": ["training/test_journal", "training/test_refusal"],
     "training/loaders": [f"training/test_{name}" for name in ("loaders", "results", "meaning", "loop")],
-    "training/log": ["training/test_log", "training/test_loop", "training/test_refusal"],
+    "training/log": ["training/test_log", "training/test_loop", "training/test_refusal", "test_data_memory"],
     "training/loop": [
         *(f"training/test_{name}" for name in ("loop", "average", "refusal", "meaning", "results")),
         *(f"training/test_{name}" for name in ("budget", "folder", "lag", "signals", "kills", "ranks")),
@@ -57,6 +57,7 @@ TESTS = {
     "training/setup": [
         *(f"training/test_{name}" for name in ("setup", "earlier_versions", "folder", "loop", "results")),
         "training/test_options",
+        "test_patch_drop",
     ],
     "training/signals": ["training/test_signals"],
     "training/state": [f"training/test_{name}" for name in ("lag", "average", "loop", "kills", "refusal")],

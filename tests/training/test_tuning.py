@@ -68,6 +68,7 @@ def test_lora_is_of_rank_eight_unless_another_is_given(tune: str, rank: int) -> 
     tuning.apply(model, tune)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if "lora_a" in name}
     assert len(shapes) == 8 and all(shape[1] == rank for shape in shapes.values())
+    assert all(shape[0] == (3 if "qkv" in name else 1) for name, shape in shapes.items())
 
 
 def test_an_update_starts_at_zero_with_factors_that_keep_the_inputs_size() -> None:
