@@ -18,7 +18,7 @@ from vitreous.errors import DataError, ModelError, OptionError
 from vitreous.models.architecture import ResNetConfig
 from vitreous.models.resnet import ResNet
 from vitreous.predict import Classifier, load
-from vitreous.report import InspectOptions
+from vitreous.report import InspectOptions, inspecting, observe
 from vitreous.report.batches import NamedImage
 
 
@@ -260,3 +260,12 @@ def test_inspect_says_what_predict_says(tmp_path: Path, images: list[Path], abou
     first = [curves["deletion"][0] for curves in document["deletion"]["maps"].values()]
     own = np.mean([each.top[0][1] for each in classifier.predict(images)])
     assert first == pytest.approx([own] * 3, rel=1e-3), "the curves start at the same probability"
+
+
+def test_positions_that_were_given_are_not_said_to_be_found(tmp_path: Path) -> None:
+    classifier = load(sealed(tmp_path))
+    for start, told in (("paper", False), ("mimetic", True)):
+        classifier.about = {"recipe": {"initialization": start}}
+        found = observe.findings(classifier, [])
+        (drawing,) = (each for each in inspecting.draw(found) if each.name == "positions")
+        assert ("began as sines and cosines" in drawing.how) == told

@@ -27,10 +27,18 @@ from vitreous.training.state import State
 from vitreous.training.step import Outcome, Step
 
 OPTIONS = TrainConfig(
-    epochs=6, batch_size=16, patch_size=(4,), augment="light", ema=0.9, drop_path=0.1, device="cpu", lr=2e-3
+    epochs=6,
+    batch_size=16,
+    patch_size=(4,),
+    augment="light",
+    ema=0.9,
+    drop_path=0.1,
+    device="cpu",
+    lr=2e-3,
+    optimizer="adamw",
 )
 FLAGS = ["--epochs", "6", "--batch-size", "16", "--patch-size", "4", "--augment", "light", "--ema", "0.9"]
-FLAGS += ["--drop-path", "0.1", "--device", "cpu", "--lr", "2e-3"]
+FLAGS += ["--drop-path", "0.1", "--device", "cpu", "--lr", "2e-3", "--optimizer", "adamw"]
 
 
 def run(data: str, out: Path, **changes: Any) -> Result:

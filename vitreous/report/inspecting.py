@@ -30,6 +30,7 @@ FLAGS = {
     "--discard-ratio": "discard",
     "--own-aspect": "own_aspect",
 }
+GIVEN = " They began as sines and cosines; with --initialization paper a model has to find them."
 OF_ATTENTION = ("--patch", "--head-fusion", "--discard-ratio")
 
 
@@ -149,7 +150,8 @@ def _of_weights(found: Findings) -> Iterator[Drawing]:
             "Position similarity",
             plot.positions(found.positions.values, found.positions.about),
             "Each tile is one patch and shows which positions resemble its own: bright spots at the tile's "
-            "own place, rows and columns mean that the model knows the grid (figure 7, centre).",
+            "own place, rows and columns mean that the model knows the grid (figure 7, centre)."
+            + (GIVEN if found.positions_given else ""),
         )
 
 

@@ -67,6 +67,8 @@ class Findings:
     start: str = ""
     filters: embeddings.Filters | None = None
     positions: embeddings.Similarity | None = None
+    positions_given: bool = False
+    """Whether training began with the positions of a grid: they were not found."""
     images: list[ImageFindings] = field(default_factory=list)
     """Those that are shown."""
     count: int = 0
@@ -96,8 +98,12 @@ def findings(
     options = options or InspectOptions()
     model = classifier.model
     _require_numbers(model)
+    recipe = classifier.about.get("recipe") or {}
     found = Findings(
-        model, filters=embeddings.filters(model), positions=embeddings.position_similarity(model)
+        model,
+        filters=embeddings.filters(model),
+        positions=embeddings.position_similarity(model),
+        positions_given=recipe.get("initialization") == "mimetic",
     )
     target = _target(classifier, options)
     if not model.config.has_attention:

@@ -18,7 +18,7 @@ from vitreous.training.plan import LABELLED, SUPERVISED, Plan, Task, seconds
 from vitreous.training.recipes import SHORT, Recipe
 
 Value = TypeVar("Value")
-MIMETIC_PATCHES = 36
+MIMETIC_PATCHES = 16
 """Fewest patches of a ViT that starts with mimetic attention: on a smaller grid all is near."""
 SMALLEST = 16
 """Side below which images are too small to crop, and are learned in a few hundred steps."""
@@ -208,9 +208,9 @@ def _duration(options: TrainConfig, facts: Facts, pick: _Chooser) -> tuple[int |
 def _optimizer(
     options: TrainConfig, facts: Facts, model: Architecture, trained: bool, pick: _Chooser
 ) -> Optimizer:
-    """Return Muon for a model made here on a CPU, which takes few steps; very small images don't need it."""
+    """Return Muon for a model made here on a CPU, which takes few steps."""
     made = options.model is None and not trained and model.kind == "vit"
-    if made and facts.device == "cpu" and min(facts.size) >= SMALLEST:
+    if made and facts.device == "cpu":
         return pick("optimizer", options.optimizer, "muon", "few steps on a CPU: it learns more from each")
     return pick("optimizer", options.optimizer, "adamw")
 
