@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+import vitreous
 from tests.test_report import ATTACK, NAMES, PIXELS, RIGHT_TO_LEFT
 from tests.test_vit import tiny
 from vitreous import cli, inspection, report
@@ -269,3 +270,14 @@ def test_positions_that_were_given_are_not_said_to_be_found(tmp_path: Path) -> N
         found = observe.findings(classifier, [])
         (drawing,) = (each for each in inspecting.draw(found) if each.name == "positions")
         assert ("began as sines and cosines" in drawing.how) == told
+
+
+def test_a_refusal_leaves_no_folder(tmp_path: Path) -> None:
+    source = sealed(tmp_path, labels=["cat", "dog"])
+    with pytest.raises(OptionError, match="--patch changes what is shown of images"):
+        vitreous.inspect(source, out=tmp_path / "new", patch=(0, 0))
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "own").mkdir()
+    with pytest.raises(DataError, match="no data at"):
+        vitreous.evaluate(source, tmp_path / "nothing", out=tmp_path / "own")
+    assert (tmp_path / "own").is_dir()

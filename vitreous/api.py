@@ -6,7 +6,8 @@ Options are the fields of the dataclasses in `vitreous.config`. Torch is importe
 import errno
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -238,8 +239,8 @@ def evaluate(checkpoint: Text, data: Data, **options: Any) -> Figures:
 
     config = from_keywords(EvaluateConfig, options, "evaluate")
     source, name = os.fspath(checkpoint), _source(data)
-    folder = None if config.out is None else report_folder(config.out)
-    document = work(source, name, config)
+    with report_folder(config.out) as folder:
+        document = work(source, name, config)
     if folder is not None:
         from vitreous.data import open_data
         from vitreous.report import write_evaluation
@@ -283,9 +284,9 @@ def search(index: Text, queries: "Picture | Iterable[Picture]", **options: Any) 
     from vitreous.predict.inputs import items
 
     config = from_keywords(SearchConfig, options, "search")
-    folder = None if config.out is None else report_folder(config.out)
-    given, path = list(items(queries)), os.fspath(index)
-    bank, document = work(path, given, config)
+    with report_folder(config.out) as folder:
+        given, path = list(items(queries)), os.fspath(index)
+        bank, document = work(path, given, config)
     found = Matches(document)
     if folder is not None:
         from vitreous.report import write_search
@@ -307,9 +308,9 @@ def clean(checkpoint: Text, data: Data, **options: Any) -> Figures:
 
     config = from_keywords(CleanConfig, options, "clean")
     source, name = os.fspath(checkpoint), _source(data)
-    folder = None if config.out is None else report_folder(config.out)
-    dataset = open_any(name, config.data_root)
-    document = work(source, name, dataset, config)
+    with report_folder(config.out) as folder:
+        dataset = open_any(name, config.data_root)
+        document = work(source, name, dataset, config)
     if folder is not None:
         from vitreous.report import write_clean
 
@@ -357,23 +358,25 @@ def inspect(checkpoint: Text, images: Text | Iterable[Text] = (), **options: Any
 
     config = from_keywords(InspectConfig, options, "inspect")
     source, files = os.fspath(checkpoint), _paths(images)
-    folder = report_folder(config.out)
-    document = work(
-        source,
-        files,
-        folder,
-        InspectOptions(
-            fusion=config.head_fusion,
-            discard=config.discard_ratio,
-            patch=config.patch,
-            class_name=config.class_name,
-            own_aspect=config.own_aspect,
-        ),
-        compare=config.compare,
-        image_size=pair(config.image_size, "--image-size") if config.image_size else None,
-        device=config.device,
-        command=command("inspect", (source, *files), config),
+    shown = InspectOptions(
+        fusion=config.head_fusion,
+        discard=config.discard_ratio,
+        patch=config.patch,
+        class_name=config.class_name,
+        own_aspect=config.own_aspect,
     )
+    with report_folder(config.out) as folder:
+        assert folder is not None  # it has a default
+        document = work(
+            source,
+            files,
+            folder,
+            shown,
+            compare=config.compare,
+            image_size=pair(config.image_size, "--image-size") if config.image_size else None,
+            device=config.device,
+            command=command("inspect", (source, *files), config),
+        )
     return Figures(document, folder=folder)
 
 
@@ -417,8 +420,8 @@ def bench(**options: Any) -> Benchmark:
 
     config = from_keywords(BenchConfig, options, "bench")
     asked = cases.read(config)  # what can't be timed is refused before a folder is made
-    folder = None if config.out is None else report_folder(config.out)
-    document = {"command": command("bench", (), config), **work(asked)}
+    with report_folder(config.out) as folder:
+        document = {"command": command("bench", (), config), **work(asked)}
     if folder is not None:
         table.write(folder, document)
     return Benchmark(document, folder=folder)
@@ -445,11 +448,26 @@ def reproduce(name: str | None = None, **options: Any) -> Figures:
     return Figures(found, folder=folder)
 
 
-def report_folder(path: Text) -> Path:
-    """Make a folder for a report; refuse the folder of a run, whose own report would be lost."""
+@contextmanager
+def report_folder(path: Text | None) -> Iterator[Path | None]:
+    """Make a folder for a report before the work; an error that leaves it empty takes it away again.
+
+    The folder of a run, whose own report would be lost, is refused. None: there will be no report.
+    """
+    if path is None:
+        yield None
+        return
     if (Path(path) / "metrics.jsonl").exists():
         raise OptionError(f"--out {path} is the folder of a run, whose report would be lost: choose another")
-    return prepare_folder(path)
+    new = not Path(path).exists()
+    folder = prepare_folder(path)
+    try:
+        yield folder
+    except BaseException:
+        if new:
+            with suppress(OSError):  # what it holds stays
+                folder.rmdir()
+        raise
 
 
 def prepare_folder(path: Text) -> Path:

@@ -1,5 +1,6 @@
 """Where our own files lie, and how they are written: whole and durable, or not there at all."""
 
+import csv
 import errno
 import json
 import os
@@ -14,6 +15,7 @@ from vitreous.errors import DiskFullError, VitreousError
 from vitreous.written import encodable
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+LONGEST_FIELD = (1 << 31) - 1
 
 
 def cache_root() -> Path:
@@ -65,6 +67,11 @@ def disk_is_full(error: BaseException) -> bool:
         return error.errno in FULL
     text = str(error) if isinstance(error, SafetensorError) else ""  # it has the number in its text alone
     return isinstance(error, DiskFullError) or any(f"(os error {number})" in text for number in FULL)
+
+
+def allow_long_fields() -> None:
+    """Let Python read fields of a CSV of any length: 20,000 names of classes exceed its 131,072 characters."""
+    csv.field_size_limit(LONGEST_FIELD)
 
 
 def publish(finished: Path, path: Path) -> None:

@@ -49,7 +49,6 @@ def probe_data(
     classifier: Classifier, dataset: Dataset, options: ProbeConfig, metric: metrics.Name | None = None
 ) -> dict[str, Any]:
     """Judge a classifier's features on a data set: learn on train, choose on val, measure on test."""
-    _check(options)
     metric, seed = _metric(dataset, metric or options.metric), options.seed or 0
     if dataset.multilabel and options.method == "fewshot":
         raise DataError(

@@ -14,7 +14,7 @@ from typing import IO, Protocol, TextIO
 
 import numpy as np
 
-from vitreous import console
+from vitreous import console, files
 from vitreous.errors import DataError
 from vitreous.predict.classifier import Classifier, Failure, Prediction
 from vitreous.predict.identity import identity
@@ -22,8 +22,6 @@ from vitreous.written import as_json
 
 COLUMNS = ("file", "label", "probability", "top", "error", "model")
 TABLE_ROWS = 500
-LONGEST_FIELD = (1 << 31) - 1
-"""Characters of a field: Python would stop at 131,072, which the names of 20,000 classes exceed."""
 
 
 class Writer(Protocol):
@@ -47,11 +45,11 @@ class TableWriter:
     def add(self, entry: Prediction | Failure) -> None:
         """Take the next entry."""
         if isinstance(entry, Failure):
-            self.rows.append([visible(entry.file or "-"), "", None, f"error: {visible(entry.error)}"])
+            self.rows.append([entry.file or "-", "", None, f"error: {entry.error}"])
         else:
-            others = ", ".join(f"{visible(name)} {value:.2f}" for name, value in entry.top[1:])
-            label = "(abstains)" if entry.label is None else visible(", ".join(_labels(entry)))
-            self.rows.append([visible(entry.file or "-"), label, entry.probability, others])
+            others = ", ".join(f"{name} {value:.2f}" for name, value in entry.top[1:])
+            label = "(abstains)" if entry.label is None else ", ".join(_labels(entry))
+            self.rows.append([entry.file or "-", label, entry.probability, others])
         if len(self.rows) == TABLE_ROWS:
             self.close()
 
@@ -160,7 +158,7 @@ class _Rows:
     def __iter__(self) -> Iterator[str]:
         with self.path.open("rb") as file:
             self.read, self.ended = 0, True
-            csv.field_size_limit(LONGEST_FIELD)
+            files.allow_long_fields()
             rows = csv.reader(self._lines(file))
             if tuple(next(rows, ())) != COLUMNS:
                 raise DataError(f"{self.path} is not an output of vitreous predict: choose another --out")
@@ -201,14 +199,6 @@ def fingerprint(classifier: Classifier) -> str:
     """Return twelve digits that change with all that could change an answer, and a lower precision's name."""
     precision = "float32" if classifier.engine is None else classifier.engine.precision
     return identity(classifier)[:12] + ("" if precision == "float32" else f"-{precision}")
-
-
-def visible(text: str) -> str:
-    """Return a name with every character escaped that a terminal would act on."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape", "surrogatepass").decode()
-        for each in text
-    )
 
 
 def _labels(entry: Prediction) -> list[str]:

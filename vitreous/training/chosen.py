@@ -9,6 +9,7 @@ from vitreous.training.plan import seconds
 
 SIZES = ("image_size", "patch_size")
 RATES = ("drop_path", "patch_drop")
+"""Options that are rates, and fields of a model's configuration."""
 OPTION = {"hard": "targets", "share": "teacher_share"}
 """Settings of a task that have another name than their option."""
 OPEN = (None, "auto")

@@ -14,6 +14,7 @@ from vitreous.models import architecture, zoo
 from vitreous.models.architecture import Architecture, ViTConfig
 from vitreous.options import refuse_unused
 from vitreous.training import recipes
+from vitreous.training.chosen import RATES
 from vitreous.training.plan import LABELLED, SUPERVISED, Plan, Task, seconds
 from vitreous.training.recipes import SHORT, Recipe
 
@@ -26,8 +27,6 @@ MOST_PIXELS = {"cuda": 224, "mps": 128, "cpu": 64}
 """Side of the largest image that a model made here sees, unless larger patches were asked for."""
 LITTLE = 2048
 """Numbers in an image's embedded patches below which bf16 gains little on a CPU: the digits have 1,024."""
-RATES = ("drop_path", "patch_drop")
-"""Options of training that are fields of the model."""
 FITS: dict[str, Resize] = {"cover": "cover", "pad": "pad", "stretch": "exact"}
 
 

@@ -22,6 +22,7 @@ from vitreous.models.weights import Model
 from vitreous.options import command as command_line
 from vitreous.options import refuse_foreign
 from vitreous.training import defaults, extension, folder, pace, portability, recipes, transfer
+from vitreous.training.chosen import RATES
 from vitreous.training.defaults import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
 
@@ -60,7 +61,7 @@ def check_options(options: TrainConfig) -> None:
         )
     if options.lr is not None and not 0.0 < options.lr < math.inf:
         raise OptionError(f"--lr {options.lr} is out of range: give more than 0, such as 1e-3")
-    for name in defaults.RATES:
+    for name in RATES:
         value = getattr(options, name)
         if value is not None and not 0.0 <= value < 1.0:
             raise OptionError(

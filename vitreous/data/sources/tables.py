@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitreous import files
 from vitreous.data.images import EncodedImages, Images, is_utf8, printable
 from vitreous.data.sources.found import Found, Label, split_name
 from vitreous.errors import DataError
@@ -14,8 +15,6 @@ PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "tags", "y")
 SPLIT_COLUMNS = ("split", "set", "subset", "fold", "partition")
 SEPARATORS = ("|", ";")
-LONGEST_FIELD = (1 << 31) - 1
-"""Characters of a field; a table may have more columns than are read here, with text of any length."""
 UTF_16 = ("\udcff\udcfe", "\udcfe\udcff")
 
 
@@ -27,7 +26,7 @@ def open_csv(path: Path) -> Found:
             sample = file.read(65536)
             file.seek(0)
             delimiter = max(",\t;", key=sample.split("\n", 1)[0].count)
-            csv.field_size_limit(LONGEST_FIELD)
+            files.allow_long_fields()
             rows = list(csv.reader(file, delimiter=delimiter))
     except (OSError, csv.Error) as error:
         raise DataError(f"{path}: not a readable CSV: {error}") from None
