@@ -70,7 +70,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def allow_long_fields() -> None:
-    """Let Python read fields of a CSV of any length: 20,000 names of classes exceed its 131,072 characters."""
+    """Let Python read long fields of a CSV: 20,000 names of classes exceed its 131,072 characters."""
     csv.field_size_limit(LONGEST_FIELD)
 
 
