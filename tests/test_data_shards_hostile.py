@@ -49,7 +49,8 @@ def test_it_says_how_much_is_missing(tmp_path: Path) -> None:
         DataError, match=rf"damaged at byte {start:,}: 3 samples before .*, 36 after"
     ) as damaged:
         found(tmp_path, shards.flipped(WHOLE, start + 3))
-    assert "40" not in str(damaged.value) and "copy the shard again" in str(damaged.value)
+    said = str(damaged.value).replace(str(tmp_path), "")  # whose numbers are pytest's
+    assert "40" not in said and "copy the shard again" in said
     with pytest.raises(DataError, match="ends 212 bytes early, in 00003.png"):
         found(tmp_path, WHOLE[: start + 512 + 300])
     with pytest.raises(DataError, match=r"end mark is missing"):
