@@ -22,6 +22,10 @@ from vitreous import parallel
 from vitreous.config import DistillConfig, FinetuneConfig
 from vitreous.training import Result, distill, finetune, pretrain
 
+pytestmark = [  # torch 2.11's compiler warns of what it does itself
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+]
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here")
 GPU = pytest.param("cuda", marks=CUDA)
 PLAIN: dict[str, Any] = {"augment": "none", "drop_path": 0.0, "epochs": 4, "precision": "float32"}
