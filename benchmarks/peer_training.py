@@ -97,6 +97,7 @@ def train_peer(plan: Plan, splits: dict[str, Split], device: torch.device, batch
     started, budget, config = time.monotonic(), plan.time_budget, plan.architecture
     assert budget is not None and isinstance(config, ViTConfig)
     model = peer_model(config).to(device)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients were NaN here, and the run was lost
     run: Any = torch.compile(model) if device.type == "cuda" else model
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     average = ModelEmaV3(model, decay=plan.ema)
@@ -127,6 +128,7 @@ def train_peer(plan: Plan, splits: dict[str, Split], device: torch.device, batch
             if share >= 1.0:
                 break
     parallel.synchronize(device)
+    console.note(f"timm: loss {loss.item():.3f} at the end")
     pace = seen / max(1e-9, time.monotonic() - first)
     test = loader(splits["test"], config, device, batch, training=False)
     right = max(correct(each, test, device) for each in (average.module, model))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from vitreous.training import Result
     from vitreous.training.caller import Callback, Caller
 
-REPORT_SECONDS = 10.0
+REPORT_SECONDS = 8.0
 """Seconds of a time budget kept for the report and the end of the process; at most a sixth of the budget."""
 command_started: float | None = None
 """When the process began, by `time.monotonic`, if it is a command: a time budget is the user's time."""
