@@ -203,7 +203,8 @@ def test_small_images_that_a_gpu_sees_often(
         assert vit(choose(TrainConfig(**fixed), facts)).image_size == (32, 32)
     assert (plan.optimizer, plan.weight_decay, plan.warmup) == ("muon", 0.1, 0.05)
     assert plan.lr == pytest.approx(lr) and vit(plan).drop_path == (0.2 if width == 384 else 0.0)
-    assert plan.augment == resolve("small", mirror=True, size=(32, 32), channels=3, resize="cover")
+    usual = resolve("small", mirror=True, size=(32, 32), channels=3, resize="cover")
+    assert plan.augment == (replace(usual, unmixed=0.02) if width == 384 else usual)
     assert plan.reasons["lr"] == "recipe for small images on a GPU"
     assert choose(TrainConfig(lr=1e-4, augment="light"), facts).lr == 1e-4
     assert choose(TrainConfig(optimizer="adamw"), facts).weight_decay == 0.05

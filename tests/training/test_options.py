@@ -38,6 +38,7 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("patch_size", (4,), "architecture.patch_size", {}),
     ("drop_path", 0.5, "architecture.drop_path", {}),
     ("patch_drop", 0.5, "architecture.patch_drop", {}),
+    ("reconstruct", 1.0, "reconstruct", {"patch_drop": 0.5}),
     ("initialization", "mimetic", "initialization", {}),
     ("epochs", 3, "epochs", {}),
     ("batch_size", 8, "batch_size", {}),

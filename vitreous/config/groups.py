@@ -21,6 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "patch_size",
         "drop_path",
         "patch_drop",
+        "reconstruct",
         "initialization",
         "keep_head",
         "fit_head",

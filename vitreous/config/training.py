@@ -42,6 +42,9 @@ class TrainConfig:
     patch_drop: float | None = None
     """Share of its patches that an image is trained without, different ones each time: faster, and harder to
     learn by heart; auto: 0, or 0.5 for small images that a GPU sees hundreds of times."""
+    reconstruct: float | None = None
+    """Weight of a second task beside the labels: what --patch-drop leaves out is painted from the rest, as in
+    a masked autoencoder; auto: 0, or 2.5 for a wide model whose small images a GPU sees hundreds of times."""
     initialization: Initialization | None = None
     """How a ViT that is trained from scratch starts; mimetic: with attention to what is similar and near, as
     in pre-trained models (arXiv 2305.09828)."""
@@ -156,6 +159,7 @@ class FinetuneConfig(TrainConfig):
     model: str | None = unused("in fine-tuning: the model is that of the CKPT")
     init: str | None = unused("in fine-tuning: it starts from the CKPT")
     initialization: Initialization | None = unused("in fine-tuning: it starts from the CKPT")
+    reconstruct: float | None = unused("in fine-tuning: it is for training from scratch")
     tune: str | None = None
     """What learns: full, head, last:N (the head and the last N blocks), lora or lora:RANK; auto: full, or
     with a time budget as much as fits into it."""
@@ -178,6 +182,7 @@ class DistillConfig(TrainConfig):
     """How a student learns from a teacher; else as in training."""
 
     init: str | None = unused("in distillation: a student starts from scratch")
+    reconstruct: float | None = unused("in distillation: the student learns from a teacher instead")
     match: Literal["token", "logits", "features"] = "token"
     """token: DeiT, the teacher teaches a distillation token, the labels the class token; logits: both teach
     the same scores; features: the student reproduces the teacher's features, and labels take no part."""
@@ -198,6 +203,7 @@ class PretrainConfig(TrainConfig):
     loss: Loss | None = unused(WITHOUT_LABELS)
     label_smoothing: float | None = unused(WITHOUT_LABELS)
     binary_targets: bool = unused(WITHOUT_LABELS, default=False)
+    reconstruct: float | None = unused("in pre-training: --objective mae does this, without labels")
     objective: Literal["masked", "mae", "dino"] = "mae"
     """masked: the paper's, colours of patches that are hidden; mae: a masked autoencoder, which sees a
     quarter of the patches and paints the rest; dino: small and large crops of an image look alike."""

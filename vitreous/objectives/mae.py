@@ -5,25 +5,20 @@ The encoder computes nothing for what it does not see, which makes it fast. No l
 Letters: B batch, N patches, V visible ones, D width, P patch, C channels.
 """
 
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitreous.config import Preprocessing
-from vitreous.data import Batch, Dataset, draws
+from vitreous.data import Batch, Dataset
 from vitreous.errors import OptionError
-from vitreous.models import positions
 from vitreous.models.architecture import ViTConfig
-from vitreous.models.placed import Geometry
-from vitreous.models.vit import Block, VisionTransformer
+from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
-from vitreous.objectives import patches
+from vitreous.objectives import painting, patches
+from vitreous.objectives.painting import Decoder
 from vitreous.objectives.unlabelled import Unlabelled
-
-EPSILON = 1e-6
-"""Added to the variance of a patch's pixels: a patch of one colour has none."""
 
 
 class Settings(Protocol):
@@ -72,47 +67,6 @@ def seen_patches(config: ViTConfig, hidden: float) -> int:
     return seen
 
 
-class Decoder(nn.Module):
-    """A few narrow blocks that paint all patches from those that are seen; thrown away at the end."""
-
-    grid_embed: Tensor  # (N, width)
-
-    def __init__(self, encoder: ViTConfig, width: int, depth: int) -> None:
-        super().__init__()
-        if width % 4:
-            raise OptionError(f"--decoder-width {width} is not a multiple of 4: give one, as 128")
-        heads = next(heads for heads in (max(1, width // 32), 4, 2, 1) if width % heads == 0)
-        shape = replace(
-            encoder, width=width, depth=depth, heads=heads, mlp_width=4 * width, activation="gelu",
-            positions="none", drop_path=0.0, layer_scale=None, dropout=0.0, attention_dropout=0.0,
-        )  # fmt: skip
-        self.embed = nn.Linear(encoder.width, width)
-        self.mask_token = nn.Parameter(torch.empty(1, 1, width))
-        self.register_buffer("grid_embed", positions.sincos2d(encoder.grid, width), persistent=False)
-        self.blocks = nn.ModuleList(Block(shape, 0.0) for _ in range(depth))
-        self.norm = nn.LayerNorm(width, encoder.norm_eps)
-        self.to_pixels = nn.Linear(width, encoder.in_channels * encoder.patch_size[0] * encoder.patch_size[1])
-        for layer in self.modules():
-            if isinstance(layer, nn.Linear):
-                nn.init.xavier_uniform_(layer.weight)
-                if layer.bias is not None:
-                    nn.init.zeros_(layer.bias)
-        nn.init.normal_(self.mask_token, std=0.02)
-
-    def forward(self, tokens: Tensor, places: Tensor, prefix: int) -> Tensor:
-        """Return the pixels of all patches (B, N, C·P·P), from the encoder's tokens (B, prefix + V, D).
-
-        `places` (B, N) says where each patch stands among the visible ones, followed by the hidden ones.
-        """
-        x = self.embed(tokens)
-        hidden = self.mask_token.to(x.dtype).expand(len(x), places.shape[1] + prefix - x.shape[1], -1)
-        x = patches.taken(torch.cat([x[:, prefix:], hidden], dim=1), places) + self.grid_embed
-        x = torch.cat([self.embed(tokens[:, :prefix]), x], dim=1) if prefix else x
-        for block in self.blocks:
-            x = block(x, Geometry())
-        return self.to_pixels(self.norm(x)[:, prefix:])
-
-
 class MaskedAutoencoder(Unlabelled):
     """Paint what is hidden; each patch's pixels are normalised by its own mean and deviation."""
 
@@ -135,25 +89,14 @@ class MaskedAutoencoder(Unlabelled):
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         painted, places = self.paint(batch)
-        hidden = (places >= self.seen).float()  # (B, N)
-        losses = (painted - self.wanted(batch.images)[0]).square().mean(-1)  # (B, N)
-        return ((losses * hidden).sum(1) / hidden.sum(1)).sum() / max(1, len(losses)), {}
+        losses = painting.error(painted, batch.images, places, self.seen, self.vit.config)
+        return losses.sum() / max(1, len(losses)), {}
 
     def paint(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the painted patches (B, N, C·P·P), and the place of each in the random order, (B, N)."""
-        model, prefix = self.vit, self.vit.config.prefix
-        assert batch.words is not None
-        places = draws.shuffled(model.config.patches, draws.MASK, batch.words)  # (B, N)
-        kept = places.argsort(1)[:, : self.seen]  # (B, V)
-        visible = model.select_patches(model.embed(batch.images), kept)
-        x = patches.encode(model, visible, model.geometry(kept=kept))
-        return self.decoder(x, places, prefix).float(), places
-
-    def wanted(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each patch's normalised pixels (B, N, C·P·P), with their mean and deviation (B, N, 1)."""
-        pixels = patches.cut(images, self.vit.config.patch_size).flatten(2).float()
-        mean, deviation = pixels.mean(-1, keepdim=True), (pixels.var(-1, keepdim=True) + EPSILON).sqrt()
-        return (pixels - mean) / deviation, mean, deviation
+        tokens, places = painting.look(self.vit, batch, self.seen)
+        x = self.vit.fc_norm(tokens)  # normalised, even where the model's norm comes after pooling
+        return self.decoder(x, places, self.vit.config.prefix).float(), places
 
     @torch.no_grad()
     def preview(self, batch: Batch) -> list[tuple[str, Tensor]]:
@@ -162,7 +105,7 @@ class MaskedAutoencoder(Unlabelled):
         Mean and deviation of a painted patch are the image's own: they are not predicted."""
         config = self.vit.config
         painted, places = self.paint(batch)
-        _, mean, deviation = self.wanted(batch.images)
+        _, mean, deviation = painting.wanted(batch.images, config)
         cells = patches.cut(batch.images, config.patch_size)  # (B, N, C, P, P)
         guessed = (painted * deviation + mean).unflatten(-1, cells.shape[2:])
         hidden, gray = places >= self.seen, ((0.5 - self.mean) / self.std).expand_as(cells)

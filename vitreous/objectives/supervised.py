@@ -18,8 +18,10 @@ from vitreous.evals import accuracy, answers, multilabel
 from vitreous.evals.answers import Answers
 from vitreous.evals.multilabel import Scores
 from vitreous.evals.outputs import Inference
+from vitreous.models.vit import VisionTransformer
 from vitreous.models.weights import Model
-from vitreous.objectives import Evaluation, Objective, listed
+from vitreous.objectives import Evaluation, Objective, listed, patches
+from vitreous.objectives.painting import Painter
 
 
 class Settings(Protocol):
@@ -33,6 +35,8 @@ class Settings(Protocol):
     def balance(self) -> Balance: ...
     @property
     def binary_targets(self) -> bool: ...
+    @property
+    def reconstruct(self) -> float: ...
 
 
 def build(model: Model, plan: Settings, dataset: Dataset) -> "Supervised":
@@ -47,6 +51,7 @@ def build(model: Model, plan: Settings, dataset: Dataset) -> "Supervised":
         positive_above=0.0 if plan.binary_targets else None,
         labels=dataset.labels,
         multilabel=dataset.multilabel,
+        reconstruct=plan.reconstruct,
     )
 
 
@@ -90,7 +95,9 @@ class Supervised(Objective):
         positive_above: float | None = None,
         labels: Sequence[str] = (),
         multilabel: bool = False,
+        reconstruct: float = 0.0,
     ) -> None:
+        """`reconstruct`: the weight of painting the patches that the model is trained without; 0: none."""
         super().__init__()
         if positive_above is not None and loss != "sigmoid":
             raise OptionError("binary targets are for --loss sigmoid: softmax needs shares that add up to 1")
@@ -109,14 +116,25 @@ class Supervised(Objective):
         self.class_weights: Tensor | None
         weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
         self.register_buffer("class_weights", weights, persistent=False)
+        self.reconstruct, self.painter = reconstruct, None
+        if reconstruct:
+            self.painter = Painter(patches.require_plain(model.config))
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = self.model(batch.images, batch.mask)
+        if self.painter is None:
+            logits, off = self.model(batch.images, batch.mask), None
+        else:
+            assert isinstance(self.model, VisionTransformer)
+            logits, off = self.painter(self.model, batch)
         losses = self.losses(logits.float(), batch.targets)  # (B,)
         images = max(1, len(losses))  # a rank may have none of a small batch
         # With several labels this is not the accuracy of evaluations, which asks for all of them.
         name = "accuracy" if self.loss == "softmax" or batch.targets.ndim == 1 else "best_label_right"
-        return losses.sum() / images, {name: correct(logits, batch.targets).sum() / images}
+        metrics = {name: correct(logits, batch.targets).sum() / images}
+        if off is not None:
+            losses = losses + self.reconstruct * off
+            metrics["painting_loss"] = off.detach().sum() / images
+        return losses.sum() / images, metrics
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # (B, K), (B,) or (B, K) → (B,)
         """Return each image's loss; class weights multiply it, and the mean does not divide by them."""

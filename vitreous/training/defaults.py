@@ -27,6 +27,12 @@ MOST_PIXELS = {"cuda": 224, "mps": 128, "cpu": 64}
 """Side of the largest image that a model made here sees, unless larger patches were asked for."""
 LITTLE = 2048
 """Numbers in an image's embedded patches below which bf16 gains little on a CPU: the digits have 1,024."""
+RECONSTRUCT = 2.5
+"""Weight of painting what is left out, beside the labels, for a model that would learn them by heart."""
+WIDE = 384
+"""Width from which a model learns tens of thousands of small images by heart."""
+UNMIXED = 0.02
+"""Part of the run without mixing for such a model: within an eighth of it it learns the images by heart."""
 FITS: dict[str, Resize] = {"cover": "cover", "pad": "pad", "stretch": "exact"}
 
 
@@ -99,6 +105,7 @@ def choose(
     if why:
         pick.reasons["precision"] = why
     trained = pretrained is not None
+    by_heart = model.kind == "vit" and _by_heart(model.width, options, facts, task)
     plan = Plan(
         architecture=model,
         preprocessing=preprocessing,
@@ -112,7 +119,8 @@ def choose(
         time_budget=budget,
         **_optimization(options, facts, model, trained, pick),
         **_loss(options, facts, pick, learned=task.labels),
-        augment=_augment(options, facts, preprocessing, pick),
+        reconstruct=_reconstruct(options, model, pick, often=by_heart and not trained, task=task),
+        augment=_augment(options, facts, preprocessing, pick, by_heart=by_heart),
         precision=arithmetic,
         seed=pick("seed", options.seed, 0),
     )
@@ -249,7 +257,7 @@ def _architecture(
         if options.patch_size is None and _seen_often(facts, options) and not _short(budget):
             changes["image_size"] = _enlarged(changes["image_size"], changes["patch_size"], pick)
     width, depth, heads = _size(facts, budget)
-    by_heart = task.labels and _seen_often(facts, options) and width >= 384
+    by_heart = _by_heart(width, options, facts, task)
     if "drop_path" not in changes and by_heart:
         changes["drop_path"] = pick("drop_path", None, 0.2, "a wide model that sees its images often")
     if "patch_drop" not in changes and by_heart and options.fit != "pad":
@@ -321,6 +329,32 @@ def _seen_often(facts: Facts, options: TrainConfig) -> bool:
     return small and options.optimizer in (None, "muon")
 
 
+def _by_heart(width: int, options: TrainConfig, facts: Facts, task: Task) -> bool:
+    """Tell whether a ViT of this width could learn its images by heart, which it sees hundreds of times."""
+    return width >= WIDE and task.labels and _seen_often(facts, options)
+
+
+def _reconstruct(
+    options: TrainConfig, model: Architecture, pick: _Chooser, task: Task, *, often: bool
+) -> float:
+    """Return the weight of painting the patches that are left out, where a plain ViT leaves out some."""
+    if model.kind != "vit" or model.stem or model.frames or model.pooling == "map":
+        if options.reconstruct:
+            raise OptionError("--reconstruct is for a plain ViT, which this model is not: leave it out")
+        return 0.0
+    if not model.patch_drop:
+        if options.reconstruct:
+            raise OptionError(
+                "--reconstruct paints the patches that --patch-drop leaves out, and it leaves out none: "
+                "add --patch-drop 0.5, or leave --reconstruct out"
+            )
+        return 0.0
+    if not often or task.objective != SUPERVISED.objective:
+        return pick("reconstruct", options.reconstruct, 0.0)
+    reason = "the patches that are left out are painted from the others: less is learned by heart"
+    return pick("reconstruct", options.reconstruct, RECONSTRUCT, reason)
+
+
 def _size(facts: Facts, budget: float | None) -> tuple[int, int, int]:
     """Return width, depth and heads."""
     if facts.device == "cpu":
@@ -346,8 +380,12 @@ def _epochs(facts: Facts) -> int:
     return min(300, max(5, round(views / facts.images)))
 
 
-def _augment(options: TrainConfig, facts: Facts, preprocessing: Preprocessing, pick: _Chooser) -> Augment:
-    """Return the augmentation in full: a preset fitted to the images, with what the user set otherwise."""
+def _augment(
+    options: TrainConfig, facts: Facts, preprocessing: Preprocessing, pick: _Chooser, *, by_heart: bool
+) -> Augment:
+    """Return the augmentation in full: a preset fitted to the images, with what the user set otherwise.
+
+    `by_heart`: how the model learns what is not mixed."""
     preset: str | Augment
     if min(facts.size) < SMALLEST:
         size = f"{facts.size[0]}x{facts.size[1]}"
@@ -358,6 +396,8 @@ def _augment(options: TrainConfig, facts: Facts, preprocessing: Preprocessing, p
         preset = pick("augment", options.augment, "medium", f"medium: {facts.images:,} images, many epochs")
     about = {"mirror": facts.mirror, "size": facts.size, "channels": facts.channels}
     fitted = resolve(preset, **about, resize=preprocessing.resize)
+    if preset == "small" and by_heart:
+        fitted = replace(fitted, unmixed=UNMIXED)
     names = ("crop_scale", "flip", "randaugment", "color_jitter", "erase", "mixup", "cutmix")
     names += ("mix_probability", "unmixed", "repeats", "geometry", "color")
     changes: dict[str, Any] = {name: value for name in names if (value := getattr(options, name)) is not None}

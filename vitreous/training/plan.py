@@ -21,7 +21,7 @@ from vitreous.models.architecture import Architecture
 UNSEALED = ("architecture", "preprocessing", "reasons")
 """Fields that a sealed file holds elsewhere, or not at all."""
 
-LABELLED = ("loss", "label_smoothing", "binary_targets")
+LABELLED = ("loss", "label_smoothing", "binary_targets", "reconstruct")
 """Options that shape what is learned from labels, and nothing else."""
 
 
@@ -95,6 +95,8 @@ class Plan:
     label_smoothing: float
     balance: Balance
     binary_targets: bool
+    reconstruct: float = 0.0
+    """Weight of painting the patches that the model is trained without, beside the labels."""
     augment: Augment
     precision: Precision
     seed: int

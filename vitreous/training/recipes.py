@@ -84,7 +84,7 @@ def read(source: str) -> Recipe:
             f"{source} holds no recipe: give a run folder, or a sealed file that was trained here"
         )
     values = {name: value for name, value in plan.items() if name in NAMES and value is not None}
-    values.setdefault("initialization", "paper")  # older runs had no other
+    values = {"initialization": "paper", "reconstruct": 0.0, **values}  # older runs had no other
     for name in ("architecture", "preprocessing", "reasons", "init", "tune", "fit_head"):
         values.pop(name, None)
     if isinstance(values.get("augment"), dict):

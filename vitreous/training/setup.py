@@ -36,7 +36,7 @@ FREE = {
 
 LEAST = {
     **dict.fromkeys(("epochs", "batch_size", "micro_batch", "save_every", "keep", "repeats"), 1),
-    **dict.fromkeys(("seed", "warmup", "weight_decay", "clip", "thumbnails"), 0),
+    **dict.fromkeys(("seed", "warmup", "weight_decay", "clip", "thumbnails", "reconstruct"), 0),
 }
 """The smallest value that an option may have."""
 
