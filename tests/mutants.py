@@ -32,6 +32,8 @@ TESTS = {
     "training/card": ["training/test_results", "training/test_loop"],
     "training/checkpoints": [f"training/test_checkpoint{name}" for name in ("s", "_faults", "_ranks")],
     "training/clock": ["training/test_budget"],
+    "training/facts": ["training/test_defaults"],
+    "training/sizing": [f"training/test_{name}" for name in ("defaults", "recipes", "finetune")],
     "training/defaults": [f"training/test_{name}" for name in ("defaults", "recipes", "finetune", "setup")],
     "training/finetune": ["training/test_recipes", "training/test_finetune"],
     "training/folder": [f"training/test_{name}" for name in ("folder", "earlier_versions", "options")],
@@ -70,6 +72,7 @@ TESTS = {
         f"objectives/{name}": ["test_pretraining", "training/test_pretrain"]
         for name in ("masked", "mae", "dino", "patches", "unlabelled")
     },
+    "objectives/painting": ["training/test_painting", "test_pretraining"],
     "objectives/supervised": ["test_objectives", "training/test_results", "training/test_meaning"],
     "evals/answers": ["evals/test_answers", "evals/test_accuracy"],
     "evals/accuracy": ["evals/test_accuracy", "evals/test_answers"],

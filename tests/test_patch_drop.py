@@ -19,7 +19,8 @@ from vitreous.models.architecture import ViTConfig
 from vitreous.models.vit import VisionTransformer
 from vitreous.objectives.mae import MaskedAutoencoder
 from vitreous.training import defaults, distill, pretrain, setup
-from vitreous.training.defaults import Facts, Pretrained, choose
+from vitreous.training.defaults import choose
+from vitreous.training.facts import Facts, Pretrained
 from vitreous.training.plan import Plan, Task
 
 SHAPE: dict[str, Any] = {

@@ -15,7 +15,8 @@ from vitreous.errors import ModelError, OptionError
 from vitreous.models import zoo
 from vitreous.models.architecture import ResNetConfig, ViTConfig
 from vitreous.training import setup
-from vitreous.training.defaults import Facts, Pretrained, choose
+from vitreous.training.defaults import choose
+from vitreous.training.facts import Facts, Pretrained
 from vitreous.training.plan import Plan, seconds
 
 DIGITS = Facts(

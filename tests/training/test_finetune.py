@@ -32,7 +32,8 @@ from vitreous.models import adapt, zoo
 from vitreous.models.architecture import ViTConfig
 from vitreous.predict import Classifier
 from vitreous.training import Caller, finetune, recipes, setup, suite, tuning
-from vitreous.training.defaults import Facts, Pretrained, choose
+from vitreous.training.defaults import choose
+from vitreous.training.facts import Facts, Pretrained
 from vitreous.training.plan import Plan
 
 FACTS = Facts(

@@ -11,7 +11,7 @@ from tests.training.test_initial import FRUITS
 from vitreous.config import Precision, TrainConfig
 from vitreous.data import open_data
 from vitreous.training import defaults, pace
-from vitreous.training.defaults import Facts
+from vitreous.training.facts import Facts
 
 CPU = torch.device("cpu")
 

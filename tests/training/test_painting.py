@@ -1,5 +1,6 @@
 """Labels are learned and what is left out is painted: the error, what is looked at, what is kept."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from vitreous.models.architecture import ViTConfig
 from vitreous.models.vit import VisionTransformer
 from vitreous.objectives import painting
 from vitreous.objectives.supervised import Supervised
-from vitreous.training import Result, setup
-from vitreous.training.defaults import Facts, Pretrained, choose
+from vitreous.training import Result, recipes, setup
+from vitreous.training.defaults import choose
+from vitreous.training.facts import Facts, Pretrained
+from vitreous.training.plan import SUPERVISED
 
 SHAPE: dict[str, Any] = {
     **{"image_size": (32, 32), "patch_size": (8, 8), "width": 32, "depth": 2, "heads": 4, "mlp_width": 64},
@@ -126,9 +129,9 @@ def test_a_killed_run_goes_on(painted: Result, data: str, tmp_path: Path) -> Non
 
 
 def test_a_recipe_paints_again(painted: Result, data: str, tmp_path: Path) -> None:
-    plan = choose(TrainConfig(), SMALL, recipe=setup.recipes.read(str(painted.folder)))
+    plan = choose(TrainConfig(), SMALL, recipe=recipes.read(str(painted.folder)))
     assert plan.reconstruct == 2.0
-    old = setup.recipes.read("tests/fixtures/sealed_v1.safetensors")
+    old = recipes.read("tests/fixtures/sealed_v1.safetensors")
     assert choose(TrainConfig(), SMALL, recipe=old).reconstruct == 0.0
 
 
@@ -145,7 +148,10 @@ def test_small_images_that_a_wide_model_sees_often_are_painted() -> None:
     first = choose(TrainConfig(), SMALL)
     trained = Pretrained(architecture=first.architecture, preprocessing=first.preprocessing)
     assert choose(TrainConfig(), SMALL, trained).reconstruct == 0.0
-    assert choose(TrainConfig(patch_drop=0.5), SMALL, trained).reconstruct == 0.0
+    again = recipes.Recipe("runs/before", {"reconstruct": 2.0})
+    assert choose(TrainConfig(patch_drop=0.5), SMALL, trained, again).reconstruct == 0.0
+    for task, weight in ((SUPERVISED, 2.0), (replace(SUPERVISED, objective="distill"), 0.0)):
+        assert choose(TrainConfig(patch_drop=0.5), SMALL, recipe=again, task=task).reconstruct == weight
 
 
 def test_what_can_not_be_painted_says_so() -> None:

@@ -14,7 +14,8 @@ from vitreous.errors import LayoutError
 from vitreous.models import zoo
 from vitreous.predict import Classifier
 from vitreous.training import Result, portability
-from vitreous.training.defaults import Facts, choose
+from vitreous.training.defaults import choose
+from vitreous.training.facts import Facts
 from vitreous.training.plan import Plan
 
 FACTS: dict[str, Any] = {"images": 5000, "classes": 3, "multilabel": False, "bf16": False, "cores": 2}

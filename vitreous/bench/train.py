@@ -22,7 +22,7 @@ from vitreous.data.images import ArrayImages
 from vitreous.errors import TrainingError
 from vitreous.models.architecture import Architecture
 from vitreous.training import assembly, defaults
-from vitreous.training.defaults import Facts
+from vitreous.training.facts import Facts
 from vitreous.training.loop import Training
 from vitreous.training.plan import Plan
 from vitreous.training.schedule import Stage

@@ -1,7 +1,8 @@
 """Training: one loop for every task, from a plan to a sealed model; the verbs `train`, `finetune`, `distill`,
 `pretrain`.
 
-plan       everything that makes a run what it is; `defaults` chooses it, `recipes` repeat one
+plan       everything that makes a run what it is; `defaults` chooses it by `facts`, `sizing` the model,
+           `recipes` repeat one
 setup      which plan a run follows; `loaders` feed it
 run        the story of a run: held, planned, assembled, taken up, trained, concluded
 assembly   what is learned, what feeds it, what moves it, put together

@@ -19,7 +19,7 @@ from vitreous.models.architecture import pair
 from vitreous.predict import load
 from vitreous.training import setup, tuning
 from vitreous.training.caller import Caller
-from vitreous.training.defaults import Pretrained
+from vitreous.training.facts import Pretrained
 from vitreous.training.results import Result
 from vitreous.training.run import train
 from vitreous.training.setup import Start

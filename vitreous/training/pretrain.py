@@ -14,7 +14,7 @@ from vitreous.options import refuse_unused
 from vitreous.predict import load
 from vitreous.training import defaults, setup
 from vitreous.training.caller import Caller
-from vitreous.training.defaults import Facts, Pretrained
+from vitreous.training.facts import Facts, Pretrained
 from vitreous.training.plan import Plan, Task
 from vitreous.training.recipes import Recipe
 from vitreous.training.results import Result

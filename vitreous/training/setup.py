@@ -23,7 +23,7 @@ from vitreous.options import command as command_line
 from vitreous.options import refuse_foreign
 from vitreous.training import defaults, extension, folder, pace, portability, recipes, transfer
 from vitreous.training.chosen import RATES
-from vitreous.training.defaults import Facts, Pretrained
+from vitreous.training.facts import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
 
 # What may differ between the command that started a run and the one that goes on with it.
