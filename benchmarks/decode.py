@@ -13,8 +13,9 @@ import time
 from typing import Any
 
 from vitreous import console, parallel
-from vitreous.config import Preprocessing
+from vitreous.config import Augment, Preprocessing
 from vitreous.data import Split, make_loader, open_data
+from vitreous.data.loader import why_not_decoded
 
 
 def rate(split: Split, epochs: int, **settings: Any) -> float:
@@ -42,7 +43,9 @@ def main() -> None:
     split = open_data(options.data).splits["train"]
     side = options.image_size
     device = parallel.choose_device(options.device)
-    common = {"preprocessing": Preprocessing(image_size=(side, side)), "device": device}
+    common: dict[str, Any] = {"preprocessing": Preprocessing(image_size=(side, side)), "device": device}
+    if reason := why_not_decoded(split, common["preprocessing"], Augment(), None):
+        raise SystemExit(f"nothing to compare: {reason}")
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as cache:
         ways: dict[str, dict[str, Any]] = {

@@ -6,7 +6,8 @@ are chosen by.
 
 The part, and as many other images as are asked for to choose with, are drawn from the training images; test
 is the data's own. All runs are made in one process, so that what was compiled serves the next. A run that has
-ended is read from --out, and one that was stopped goes on: the same command adds settings to a table.
+ended is read from --out, if its plan is still what the options come to, and one that was stopped goes on: the
+same command adds settings to a table.
 """
 
 import argparse
@@ -19,10 +20,11 @@ from typing import Any
 import numpy as np
 import tyro
 
-from vitreous import console, files, training
+from vitreous import console, files, parallel, training
 from vitreous.config import TrainConfig
 from vitreous.data import Dataset, open_data
-from vitreous.training import Result
+from vitreous.training import Result, defaults, setup
+from vitreous.training.plan import SUPERVISED
 
 
 def part_of(dataset: Dataset, images: int, val: int, seed: int) -> Dataset:
@@ -80,11 +82,13 @@ def main() -> None:
     given = parser.parse_args()
     dataset = part_of(open_data(given.data), given.images, given.val, given.part)
     shape = {name: int(value) for name, _, value in (each.partition("=") for each in given.shape)}
+    facts = setup.measure_facts(dataset, parallel.World(device=parallel.choose_device()))
     rows: list[dict[str, Any]] = []
     for settings in given.settings:
         options = f"--init none --epochs 150 {given.common} {settings}"
         config = tyro.cli(TrainConfig, args=shlex.split(options))
-        about = f"{dataset.fingerprint} {shape} {options}"
+        task = replace(SUPERVISED, asked=shape)
+        about = f"{dataset.fingerprint} {defaults.choose(config, facts, task=task).to_json()}"
         out = Path(given.out) / hashlib.blake2b(about.encode(), digest_size=4).hexdigest()
         config = replace(config, out=str(out))
         rows.append(row(settings, training.train(given.data, config, dataset=dataset, shape=shape)))

@@ -232,6 +232,16 @@ def test_nothing_but_broken_files_ends_with_one_line(tmp_path: Path) -> None:
     assert not fitting and "vitreous check" in reason
 
 
+@pytest.mark.parametrize("augment", ["light", MIXED])
+def test_a_rank_may_have_no_image_of_a_batch(array: Split, augment: Any) -> None:
+    few = array.select(np.arange(2))
+    parts = [on_device(few, rank=rank, world_size=4, augment=augment, batch_size=4) for rank in range(4)]
+    assert sorted(len(part[0]) for part in parts) == [0, 0, 1, 1]
+    whole = on_device(few, augment=augment, batch_size=4)
+    held = [part[0] for part in parts if len(part[0])]
+    assert torch.equal(torch.cat([each.images for each in held]), whole[0].images)
+
+
 def test_several_labels_stay_floats(tmp_path: Path) -> None:
     split = pixels_file(tmp_path, 20, labels=np.random.default_rng(0).integers(0, 2, (20, 4)))
     for augment in ("none", MIXED):

@@ -224,6 +224,21 @@ def test_thresholds_are_written_only_where_they_help(pairs: Path, tmp_path: Path
     assert not evaluate(str(sealed), str(tmp_path / "several.npz"), options)["calibration"]["written"]
 
 
+def test_an_abstention_counts_for_several_labels_too(pairs: Path, tmp_path: Path) -> None:
+    """Labels below it are given to nobody, as by `predict`."""
+    model = train_digits(steps=40, image_size=(8, 8))
+    sealed = Classifier(model.model, model.preprocess, model.labels, {"multilabel": True}).save(
+        tmp_path / "several.safetensors"
+    )
+    plain, strict = (
+        evaluate(str(sealed), str(pairs), EvaluateConfig(abstain=abstain)) for abstain in (None, 0.99999)
+    )
+    assert [row["threshold"] for row in strict["per_class"]] == [0.99999] * 10
+    given = [sum(cells[0][1] + cells[1][1] for cells in each["confusion"]) for each in (plain, strict)]
+    assert given[0] > 0 == given[1]
+    assert strict["mean_average_precision"] == plain["mean_average_precision"]
+
+
 def test_calibration_wants_a_sealed_file(digits_file: Path, tmp_path: Path) -> None:
     vitreous.load(digits_file).save(tmp_path / "timm", layout="timm")
     with pytest.raises(CheckpointError, match="is not a sealed file"):

@@ -397,3 +397,18 @@ def test_a_warm_up_between_two_steps_does_not_exceed_the_peak() -> None:
     """The schedule of a time budget has no whole steps."""
     rates = [optim.learning_rate(0.1 * i, peak=2.0, steps=100, warmup=10) for i in range(200)]
     assert max(rates) == 2.0 and rates[:90] == sorted(rates[:90]) and rates[100:] == sorted(rates[100:])[::-1]
+
+
+def test_a_scheduled_decay_follows_the_layers_rates() -> None:
+    """As AdamW's own with no gradient: what learns at half the rate is taken away at half the rate."""
+    ours, theirs = twins()
+    for parameter in theirs.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    (optimizer,) = optim.build(theirs.named_parameters(), lr=0.1, weight_decay=0.5, layer_decay=0.5)
+    optimizer.step()
+    decay = optim.ScheduledDecay(ours.named_parameters(), 0.5, 0.5, torch.device("cpu"), layer_decay=0.5)
+    decay.set(0.1, 0.3)
+    decay.apply()
+    assert len({group["lr_scale"] for group in optimizer.param_groups}) > 1
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=0)

@@ -269,3 +269,18 @@ def test_a_classifier_with_another_head_is_saved_or_says_how(
     classifier.model.head = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.Linear(8, 7))
     with pytest.raises(CheckpointError, match=r"can't be saved: .*head.0.bias.*model.reset_classifier\(N\)"):
         classifier.save(tmp_path)
+
+
+def test_of_several_labels_the_likeliest_given_one_comes_with_its_own_probability(
+    classifier: Classifier,
+) -> None:
+    """A label may be likelier and still not be given, because its threshold is higher."""
+    about = {"multilabel": True, "thresholds": [0.9, 0.3, 0.3]}
+    several = Classifier(classifier.model, classifier.preprocess, classifier.labels, about)
+    found = several.prediction([0.6, 0.4, 0.5], [0, 2, 1], None)
+    assert (found.label, found.probability) == (classifier.labels[2], 0.5)
+    assert found.labels == [classifier.labels[2], classifier.labels[1]]
+    none = Classifier(classifier.model, classifier.preprocess, classifier.labels, {**about, "abstain": 0.7})
+    assert none.prediction([0.6, 0.4, 0.5], [0, 2, 1], None).label is None
+    assert none.prediction([0.6, 0.4, 0.5], [0, 2, 1], None).probability == 0.6
+    assert none.limits == [0.9, 0.7, 0.7]

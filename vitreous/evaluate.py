@@ -35,7 +35,7 @@ class Measured:
     def right(self) -> np.ndarray:
         """Return whether each image was classified correctly; if it has several labels, in all of them."""
         if isinstance(self.answers, Scores):
-            return self.answers.right(self.classifier.thresholds)
+            return self.answers.right(self.classifier.limits)
         return self.answers.right
 
     @property
@@ -189,7 +189,7 @@ def figures(measured: Measured, options: EvaluateConfig) -> dict[str, Any]:
     """Return every figure of a classifier on a split."""
     classifier, found = measured.classifier, measured.answers
     if isinstance(found, Scores):
-        return multilabel.document(found, classifier.labels, classifier.thresholds)
+        return multilabel.document(found, classifier.labels, classifier.limits)
     document = accuracy.document(found, classifier.labels, options.seed or 0)
     for row in document["worst"]:
         row["file"] = measured.split.name(row["index"])

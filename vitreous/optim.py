@@ -234,11 +234,17 @@ class ScheduledDecay:
     """Weight decay that changes along a run by a cosine, AdamW's way: `lr * decay` of each weight is taken
     away before a step. An optimizer's own decay can't change when a CUDA graph replays it."""
 
-    def __init__(self, parameters: Named, first: float, last: float, device: torch.device) -> None:
+    def __init__(
+        self, parameters: Named, first: float, last: float, device: torch.device, *, layer_decay: float = 1.0
+    ) -> None:
         self.first, self.last = first, last
-        self.parameters = [
-            parameter for name, parameter in parameters if parameter.requires_grad and decays(name, parameter)
+        groups = parameter_groups(parameters, weight_decay=1.0, layer_decay=layer_decay)
+        self.groups = [
+            (group["lr_scale"], [parameter for _, parameter in group["params"]])
+            for group in groups
+            if group["weight_decay"]
         ]
+        """Weights that decay, by their part of the learning rate."""
         self.taken = torch.zeros((), device=device)
         """The share of each weight that the next step takes away."""
 
@@ -250,7 +256,8 @@ class ScheduledDecay:
     def apply(self, refused: Tensor | None = None) -> None:
         """Take that share away, unless `refused` is given and true."""
         taken = self.taken if refused is None else self.taken * (1 - refused.float())
-        torch._foreach_mul_([_local(each) for each in self.parameters], 1 - taken)  # pyright: ignore[reportPrivateImportUsage]
+        for scale, weights in self.groups:
+            torch._foreach_mul_([_local(each) for each in weights], 1 - scale * taken)  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Ema:

@@ -131,3 +131,14 @@ def test_wandb_gets_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WANDB_MODE", "offline")
     fill(tmp_path, range(1, 5), wandb=True, about={"lr": 0.1})
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_an_evaluation_that_will_be_made_again_is_dropped(tmp_path: Path) -> None:
+    """A run that was killed after an evaluation, before a checkpoint knew of it, makes it again."""
+    book = Journal(tmp_path)
+    for step, split in ((2, "val"), (3, "train"), (4, "train"), (4, "val"), (4, "test"), (5, "train")):
+        book.write({"step": step, "split": split, "loss": 0.0})
+    book.close()
+    Journal(tmp_path, step=4, evaluated=2).close()
+    kept = [(row["step"], row["split"]) for row in read(tmp_path / "metrics.jsonl")]
+    assert kept == [(2, "val"), (3, "train"), (4, "train")]

@@ -169,16 +169,18 @@ def test_sinks_are_those_that_were_asked_for(tmp_path: Path, monkeypatch: pytest
     asked: list[dict[str, Any]] = []
 
     class Spy(journal.Journal):
-        def __init__(self, folder: Path, *, step: int = 0, about: Any = None, **sinks: bool) -> None:
-            asked.append({"step": step, "about": about, **sinks})
-            super().__init__(folder, step=step)
+        def __init__(self, folder: Path, **given: Any) -> None:
+            asked.append(given)
+            super().__init__(folder, step=given["step"])
 
     monkeypatch.setattr(log, "Journal", Spy)
     for name in ("tensorboard", "wandb", "mlflow"):
         options = TrainConfig(**{name: True})
-        Log(tmp_path, options, ALONE, step=7, steps=9, images=1, per_epoch=1, about={"lr": 1}).journal.close()
+        settings = {"step": 7, "evaluated": 5, "steps": 9, "images": 1, "per_epoch": 1, "about": {"lr": 1}}
+        Log(tmp_path, options, ALONE, **settings).journal.close()
     names = ("tensorboard", "wandb", "mlflow")
-    assert asked == [{"step": 7, "about": {"lr": 1}, **{n: n == name for n in names}} for name in names]
+    common = {"step": 7, "evaluated": 5, "about": {"lr": 1}}
+    assert asked == [{**common, **{n: n == name for n in names}} for name in names]
 
 
 def test_a_mean_goes_on_after_a_resume_bit_for_bit(tmp_path: Path, now: Time) -> None:

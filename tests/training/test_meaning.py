@@ -60,6 +60,21 @@ def test_the_end_of_a_run_is_not_mixed(tmp_path: Path) -> None:
     assert mixed == [True] * 18 + [False] * 6  # 3 steps an epoch, 2 of 8 epochs
 
 
+@pytest.mark.parametrize("pixels", ["host", "device"])
+def test_the_end_of_a_short_run_is_not_mixed_either(tmp_path: Path, pixels: str) -> None:
+    """Less than an epoch, from its very step on; the order stays that of a run that mixes all."""
+    data, order = stripes(tmp_path / "data.npz", train=96, val=6, test=6), list[list[int]]()
+    for unmixed, expected in ((0.2, [True] * 10 + [False] * 2), (0.0, [True] * 12)):
+        seen = list[Batch]()
+        changes = {"epochs": 2, "batch_size": 16, "mixup": 0.8, "unmixed": unmixed, "pixels": pixels}
+        train(data, replace(PLAIN, out=str(tmp_path / f"{unmixed}"), **changes), make_objective=watched(seen))
+        several = [batch.targets for batch in seen if batch.targets.ndim == 2]
+        assert len(several) == len(seen) == 12
+        assert [bool((targets.max(1).values < 1).any()) for targets in several] == expected
+        order.append([index for batch in seen for index in batch.indices.tolist()])
+    assert order[0] == order[1]
+
+
 def test_the_sampler_draws_rare_classes_as_often(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = {"train_labels": np.array([0] * 80 + [1] * 12 + [2] * 4), "val_labels": np.arange(3)}

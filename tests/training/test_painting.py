@@ -1,5 +1,6 @@
 """Labels are learned and what is left out is painted: the error, what is looked at, what is kept."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.conftest import randomize
 from tests.training.runs import OPTIONS, assert_same_run, kill_often, records, run, weights
 from vitreous import checkpoint
 from vitreous.config import FinetuneConfig, PretrainConfig, TrainConfig
-from vitreous.data import Batch
+from vitreous.data import Batch, open_data
 from vitreous.errors import OptionError
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.vit import VisionTransformer
@@ -22,6 +23,7 @@ from vitreous.objectives.supervised import Supervised
 from vitreous.training import Result, recipes, setup
 from vitreous.training.defaults import choose
 from vitreous.training.facts import Facts, Pretrained
+from vitreous.training.initial import starting_point
 from vitreous.training.plan import SUPERVISED
 
 SHAPE: dict[str, Any] = {
@@ -128,6 +130,15 @@ def test_a_killed_run_goes_on(painted: Result, data: str, tmp_path: Path) -> Non
     assert_same_run(tmp_path / "run", painted)
 
 
+def test_a_run_of_before_goes_on_with_none(data: str, tmp_path: Path) -> None:
+    """A plan that does not tell of it had a weight of 0."""
+    made = run(data, tmp_path / "run", epochs=1)
+    config = json.loads((made.folder / "config.json").read_text())
+    del config["plan"]["reconstruct"], config["options"]["reconstruct"]
+    (made.folder / "config.json").write_text(json.dumps(config))
+    assert run(data, made.folder, epochs=1, reconstruct=0.0).figures == made.figures
+
+
 def test_a_recipe_paints_again(painted: Result, data: str, tmp_path: Path) -> None:
     plan = choose(TrainConfig(), SMALL, recipe=recipes.read(str(painted.folder)))
     assert plan.reconstruct == 2.0
@@ -156,13 +167,18 @@ def test_small_images_that_a_wide_model_sees_often_are_painted() -> None:
 
 def test_what_can_not_be_painted_says_so() -> None:
     for options, line in (
-        ({"reconstruct": 1.0, "patch_drop": 0.0}, "leaves out none: add --patch-drop 0.5"),
-        ({"reconstruct": 1.0, "fit": "pad"}, "leaves out none"),
+        ({"reconstruct": 1.0, "patch_drop": 0.0}, "none are; add --patch-drop 0.5"),
+        ({"reconstruct": 1.0, "fit": "pad"}, "with --fit pad none are"),
         ({"reconstruct": 1.0, "model": "BiT-R50x1"}, "is for a plain ViT"),
         ({"reconstruct": 1.0, "model": "R50+ViT-B/16", "patch_drop": 0.5}, "is for a plain ViT"),
+        ({"reconstruct": 1.0, "patch_drop": 0.001}, "leaves out none of the 144 patches: give a larger one"),
+        ({"patch_drop": 0.001}, "leaves out none of the 144 patches"),
     ):
         with pytest.raises(OptionError, match=line):
             choose(TrainConfig(**options), SMALL)
+    gray = replace(SMALL, channels=1)
+    with pytest.raises(OptionError, match="one gray pixel has no deviation"):
+        choose(TrainConfig(reconstruct=1.0, patch_drop=0.5, patch_size=(1,), image_size=(8,)), gray)
     with pytest.raises(OptionError, match="--reconstruct -1.0 is out of range: give 0 or more"):
         setup.check_options(TrainConfig(reconstruct=-1.0))
     for config in (FinetuneConfig, PretrainConfig):
@@ -170,6 +186,30 @@ def test_what_can_not_be_painted_says_so() -> None:
             setup.check_options(config(reconstruct=1.0))
     with pytest.raises(OptionError, match="pools by attention"):
         Supervised(model(pooling="map"), reconstruct=1.0)
+
+
+def test_the_width_that_counts_is_the_models_own() -> None:
+    """A caller may give the model another shape than the rule's."""
+    for width, images, weight, drop in ((192, 47_500, 0.0, 0.0), (384, 12_000, 2.5, 0.5)):
+        shaped = replace(SUPERVISED, asked={"width": width, "heads": 6, "mlp_width": 4 * width})
+        plan = choose(TrainConfig(), replace(SMALL, images=images), task=shaped)
+        assert isinstance(plan.architecture, ViTConfig)
+        assert (plan.reconstruct, plan.architecture.patch_drop) == (weight, drop)
+
+
+def test_a_recipe_gives_way_to_padding() -> None:
+    """Its dropped patches too: nobody asked for them."""
+    first = choose(TrainConfig(), SMALL)
+    recipe = recipes.Recipe("runs/before", {"reconstruct": 2.0}, first.architecture)
+    plan = choose(TrainConfig(fit="pad"), SMALL, recipe=recipe)
+    assert isinstance(plan.architecture, ViTConfig)
+    assert (plan.architecture.patch_drop, plan.reconstruct) == (0.0, 0.0)
+
+
+def test_asking_for_it_means_from_scratch(tmp_path: Path) -> None:
+    dataset = open_data("tests/fixtures/fruits")
+    assert starting_point(TrainConfig(), dataset)[0] == "tiny"
+    assert starting_point(TrainConfig(reconstruct=1.0, patch_drop=0.5), dataset)[0] is None
 
 
 def test_nothing_is_painted_unless_asked_for() -> None:

@@ -200,8 +200,8 @@ def test_a_collapse_is_caught(data: str, tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(dino, "MOMENTUM", (0.5, 0.5))
     monkeypatch.setattr(dino, "CENTER_MOMENTUM", 1.0)
-    monkeypatch.setattr(Dino, "targets", lambda self, scores: (scores.float() / 0.02).softmax(-1))
-    failing = options("dino", tmp_path / "run", epochs=40, lr=2e-2, on_collapse="stop", weight_decay=0.0)
+    monkeypatch.setattr(Dino, "targets", lambda self, scores: (scores.float() / 0.005).softmax(-1))
+    failing = options("dino", tmp_path / "run", epochs=40, lr=4e-2, on_collapse="stop", weight_decay=0.0)
     with pytest.raises(TrainingError, match=r"stopped at step [\d,]+: the teacher gives all images .*--lr"):
         pretrain(data, failing)
     last = records(tmp_path / "run", "val")[-1]
@@ -352,3 +352,14 @@ def test_colours_of_many_channels_are_too_many(tmp_path: Path) -> None:
         pretrain(str(tmp_path / "data.npz"), given)
     run = pretrain(str(tmp_path / "data.npz"), replace(given, target="pixels"))
     assert np.isfinite(run.figures["val"]["loss"])
+
+
+def test_figures_of_what_is_thrown_away_are_those_of_the_best_step(data: str, tmp_path: Path) -> None:
+    """The sealed encoder is the best average; the decoder that is left is the last one, and not averaged."""
+    found = pretrain(data, options("mae", tmp_path / "run", epochs=8, ema=0.9))
+    best = next(row for row in records(found.folder, "val") if row["step"] == found.figures["step"])
+    assert found.figures["val"]["loss"] == pytest.approx(best["loss"], abs=1e-6)
+    assert found.figures["val"]["effective_rank"] == pytest.approx(best["effective_rank"], abs=1e-3)
+    assert "loss" not in found.figures["test"] and found.figures["test"]["count"] == 31
+    document = json.loads((found.folder / "evaluation.json").read_text())
+    assert "loss" not in document and "effective_rank" in document

@@ -68,6 +68,9 @@ FEW: dict[str, Callable[[str, Path], Result]] = {
     "padded": lambda data, out: run(data, out, epochs=3, fit="pad", image_size=(8, 12), drop_path=0.0),
     "sharded": lambda data, out: run(data, out, epochs=3, shard=True, drop_path=0.0),
     "painted": lambda data, out: run(data, out, epochs=3, patch_drop=0.5, reconstruct=2.0, drop_path=0.0),
+    "painted, sharded": lambda data, out: run(
+        data, out, epochs=3, patch_drop=0.5, reconstruct=2.0, drop_path=0.0, shard=True
+    ),
     "mae": lambda data, out: pretrain(data, options("mae", out, epochs=3, preview=True)),
     "dino": lambda data, out: pretrain(data, options("dino", out, epochs=3)),
 }

@@ -121,7 +121,7 @@ class DeviceLoader:
         batches = [self.shown[kind].rows(i, c) for i, c in zip(indices, copies, strict=True)]
         plan = self._moved(np.stack([np.stack(column) for column in zip(*batches, strict=True)]))
         augment = self.augments[kind]
-        several = max(1, DRAWN // (plan.shape[2] * len(augment.purposes)))
+        several = max(1, DRAWN // max(1, plan.shape[2] * len(augment.purposes)))
         for some, numbers in zip(*(each.split(several) for each in plan), strict=True):
             hashed = drawing.words(augment.seed, epoch, some, numbers)
             drawn = zip(*augment.draw(epoch, some, numbers), strict=True)
@@ -172,7 +172,8 @@ class DeviceLoader:
         its own is mixed with."""
         part = share(count, self.rank, self.world_size)
         own = np.arange(part.start, part.stop)
-        if self.augment is None or not (self.augment.mixup > 0 or self.augment.cutmix > 0):
+        mixes = self.augment is not None and (self.augment.mixup > 0 or self.augment.cutmix > 0)
+        if not mixes or not len(own):  # a rank may have no image of a small batch
             return own, None
         paired = partners(count)[own]
         rows = np.concatenate([own, np.setdiff1d(paired, own)])

@@ -41,6 +41,9 @@ class Objective(nn.Module):
     """Modules that it calls and that learn nothing, such as a teacher: compiled with it, never saved."""
     headline = "loss"
     """The figure that the model card shows first."""
+    sealed_figures: Sequence[str] | None = None
+    """Evaluation figures of the kept model alone; None: all are. Others need parts that are thrown away, and
+    are known of a run's own evaluations only."""
     whole_passes = True
     """Whether the model passes once over the whole of each image: MFU assumes it, and else is not given."""
 

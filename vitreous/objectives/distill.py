@@ -182,6 +182,8 @@ class Features(Objective):
     The two layers from the student's widths to the teacher's are thrown away with the task.
     """
 
+    sealed_figures = ("count",)
+
     def __init__(self, model: Model, teacher: Teacher, *, distance: Distance = "cosine") -> None:
         super().__init__()
         if isinstance(model, VisionTransformer) and model.config.patch_drop:

@@ -119,6 +119,7 @@ class Supervised(Objective):
         self.reconstruct, self.painter = reconstruct, None
         if reconstruct:
             self.painter = Painter(patches.require_plain(model.config))
+            self.whole_passes = False
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if self.painter is None:

@@ -20,6 +20,8 @@ class Unlabelled(Objective):
     mean: Tensor  # (C, 1, 1)
     std: Tensor
 
+    sealed_figures = ("knn", "effective_rank", "mean_cosine", "count")
+
     def __init__(
         self, model: VisionTransformer, preprocessing: Preprocessing, dataset: Dataset | None = None
     ) -> None:

@@ -22,6 +22,8 @@ from vitreous.models import kernels
 from vitreous.models.vit import Attention
 from vitreous.parallel.ranks import World
 
+PARTS = ("embed", "run_blocks", "forward_features", "forward_head")
+"""Methods of a model that tasks call instead of its `forward`."""
 _BLOCK = re.compile(r"(^|\.)blocks\.\d+$")
 
 
@@ -115,7 +117,7 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 def _shard(module: nn.Module, world: World, precision: config.Precision) -> nn.Module:
     """FSDP2: each rank keeps a slice of every parameter, its gradient and its optimizer state."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("data",))
     halves = precision == "bf16" and world.device.type == "cuda"
@@ -127,6 +129,9 @@ def _shard(module: nn.Module, world: World, precision: config.Precision) -> nn.M
         fully_shard(block, mesh=mesh, mp_policy=policy)
     if isinstance(inner := getattr(module, "model", None), nn.Module):
         fully_shard(inner, mesh=mesh)  # a unit of its own: evaluation calls it without the objective
+        for name in PARTS:  # and tasks call parts of it
+            if hasattr(inner, name):
+                register_fsdp_forward_method(inner, name)
     fully_shard(module, mesh=mesh)
     return module
 

@@ -236,10 +236,16 @@ class Classifier:
         if not self.multilabel:
             label = self.labels[best] if row[best] >= self.abstain else None
             return Prediction(label, row[best], ranked, file)
-        limits, abstain = self.thresholds, self.abstain
-        given = [each for each in range(len(row)) if row[each] >= max(limits[each], abstain)]
-        several = [self.labels[each] for each in sorted(given, key=row.__getitem__, reverse=True)]
-        return Prediction(several[0] if several else None, row[best], ranked, file, several)
+        given = [each for each, limit in enumerate(self.limits) if row[each] >= limit]
+        given.sort(key=row.__getitem__, reverse=True)
+        several = [self.labels[each] for each in given]
+        first = given[0] if given else best
+        return Prediction(several[0] if several else None, row[first], ranked, file, several)
+
+    @property
+    def limits(self) -> list[float]:
+        """The probability from which each label is given: its threshold, and no less than `abstain`."""
+        return [max(each, self.abstain) for each in self.thresholds]
 
     def save(self, path: str | Path, layout: str = "vitreous") -> Path:
         """Write the classifier: `vitreous` (one sealed file), `timm`, `hf`, `google` or `torchvision`."""

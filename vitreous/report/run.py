@@ -86,8 +86,9 @@ def _summary(results: dict[str, Any], evaluation: dict[str, Any]) -> dict[str, s
         figures = results.get(split) or {}
         names: list[str] = [*FIRST, *(name for name in figures if name not in FIRST)]
         if split == "val" and "test" in results:
-            kept = {first or "", "loss"}
-            names = [name for name in names if name in kept]  # what the best step was chosen by
+            # what the best step was chosen by, and what is known of its time only
+            kept = {first or "", "loss", *(name for name in figures if name not in results["test"])}
+            names = [name for name in names if name in kept]
         for name in names:
             shown = name != "count" and (split, name) != (measured_on, first)
             if shown and isinstance(value := figures.get(name), int | float):

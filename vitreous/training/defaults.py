@@ -98,7 +98,14 @@ def _model(
     if (resize := FITS[options.fit] if options.fit else pick.recipe.resize) is not None:
         preprocessing = replace(preprocessing, resize=resize)
     if model.kind == "vit" and model.patch_drop and preprocessing.resize == "pad":
-        raise OptionError("--patch-drop can't be used with --fit pad: leave one of them out")
+        if options.patch_drop:
+            raise OptionError("--patch-drop can't be used with --fit pad: leave one of them out")
+        model = architecture.override(model, {"patch_drop": 0.0})  # a recipe's
+    if options.patch_drop and model.kind == "vit" and model.trained_patches == model.patches:
+        raise OptionError(
+            f"--patch-drop {options.patch_drop:g} leaves out none of the {model.patches:,} patches: "
+            "give a larger one, or leave it out"
+        )
     return model, preprocessing
 
 
@@ -186,21 +193,28 @@ def _reconstruct(
     """Return the weight of painting the patches that are left out, where a plain ViT leaves out some."""
     if trained or task.objective != SUPERVISED.objective:  # where the option is refused
         return 0.0
-    if model.kind != "vit" or model.stem or model.frames or model.pooling == "map":
+    refused = _unpaintable(model, pad=options.fit == "pad")
+    if refused:
         if options.reconstruct:
-            raise OptionError("--reconstruct is for a plain ViT, which this model is not: leave it out")
-        return 0.0
-    if not model.patch_drop:
-        if options.reconstruct:
-            raise OptionError(
-                "--reconstruct paints the patches that --patch-drop leaves out, and it leaves out none: "
-                "add --patch-drop 0.5, or leave --reconstruct out"
-            )
+            raise OptionError(f"--reconstruct paints the patches that --patch-drop leaves out: {refused}")
         return 0.0
     if not often:
         return pick("reconstruct", options.reconstruct, 0.0)
     reason = "the patches that are left out are painted from the others: less is learned by heart"
     return pick("reconstruct", options.reconstruct, RECONSTRUCT, reason)
+
+
+def _unpaintable(model: Architecture, *, pad: bool) -> str:
+    """Return why a model has no patches to paint, and what helps; nothing if it has."""
+    if model.kind != "vit" or model.stem or model.frames or model.pooling == "map":
+        return "it is for a plain ViT, which this model is not; leave it out"
+    if pad:
+        return "with --fit pad none are; leave one of them out"
+    if model.trained_patches == model.patches:
+        return "none are; add --patch-drop 0.5, or leave it out"
+    if model.in_channels * model.patch_size[0] * model.patch_size[1] == 1:
+        return "one gray pixel has no deviation to be normalised by; use larger patches, or leave it out"
+    return ""
 
 
 def batch_size(facts: Facts) -> int:

@@ -116,4 +116,4 @@ def _shape(options: DistillConfig) -> dict[str, Any]:
     """Return what the student must have: a distillation token, or no classes."""
     if options.match == "token":
         return {"distilled": True, "class_token": True, "pooling": "cls"}
-    return {"num_classes": 0} if options.match == "features" else {}
+    return {"num_classes": 0, "patch_drop": 0.0} if options.match == "features" else {}

@@ -13,7 +13,7 @@ from vitreous import console, files
 from vitreous.errors import DiskFullError, ResumeError, VitreousError
 from vitreous.training import chosen
 
-DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none", "tune": "full"}
+DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none", "tune": "full", "reconstruct": 0.0}
 """What these options mean where the plan of an earlier version does not tell."""
 
 

@@ -67,7 +67,9 @@ def train(
 
 def starting_point(options: TrainConfig, dataset: Dataset) -> tuple[str | None, str]:
     """Return the model to start from, and why; None: from scratch."""
-    shaped = [f"--{name}" for name in ("model", "recipe", "initialization") if getattr(options, name)]
+    shaped = [
+        f"--{name}" for name in ("model", "recipe", "initialization", "reconstruct") if getattr(options, name)
+    ]
     if options.init == "none":
         return None, ""
     if options.init is not None:

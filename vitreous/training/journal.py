@@ -24,6 +24,7 @@ class Journal:
         folder: Path,
         *,
         step: int = 0,
+        evaluated: int | None = None,
         tensorboard: bool = False,
         wandb: bool = False,
         mlflow: bool = False,
@@ -38,10 +39,11 @@ class Journal:
             self._sinks.append(_Mlflow(folder, about or {}))
         self.path = folder / "metrics.jsonl"
         self._file: TextIO | None = None
-        self.rewind(step)
+        self.rewind(step, evaluated)
 
-    def rewind(self, step: int) -> None:
-        """Drop the records after the step from which the run goes on."""
+    def rewind(self, step: int, evaluated: int | None = None) -> None:
+        """Drop the records after the step from which the run goes on, and evaluations after the one that it
+        knows of (None: of that step): they will be made again."""
         if self._file is not None:
             self._file.close()
         records, damaged = _parse(self.path)
@@ -51,7 +53,8 @@ class Journal:
             console.warn(
                 f"{self.path}: {damaged} damaged lines are left out; the file is kept as {kept_as.name}"
             )
-        kept = [record for record in records if record["step"] <= step and record.get("split") != "test"]
+        last = {"val": step if evaluated is None else evaluated, "test": -1}
+        kept = [row for row in records if row["step"] <= last.get(row.get("split", "train"), step)]
         files.write_text(self.path, "".join(json.dumps(record) + "\n" for record in kept))
         self._file = self.path.open("a", buffering=1)  # line by line: another program may be reading
 

@@ -26,6 +26,7 @@ class Log:
         world: parallel.World,
         *,
         step: int,
+        evaluated: int | None = None,
         steps: int,
         images: int,
         per_epoch: int,
@@ -33,7 +34,8 @@ class Log:
         caller: Caller | None = None,
         warm: int = 0,
     ) -> None:
-        """`images`: in a batch; `per_epoch`: batches in an epoch; `about`: the plan, for other trackers.
+        """`evaluated`: the step of the newest evaluation; `images`: in a batch; `per_epoch`: batches in an
+        epoch; `about`: the plan, for other trackers.
 
         The first `warm` steps of this process compile, and don't count towards its speed.
         """
@@ -51,7 +53,7 @@ class Log:
         self.journal = None
         if world.is_main:
             sinks = {name: getattr(options, name) for name in ("tensorboard", "wandb", "mlflow")}
-            self.journal = Journal(folder, step=step, about=about, **sinks)
+            self.journal = Journal(folder, step=step, evaluated=evaluated, about=about, **sinks)
         self.bar = console.ProgressBar(steps, done=step, quiet=not world.is_main)
 
     def __enter__(self) -> "Log":
@@ -150,10 +152,10 @@ class Log:
         """Leave the time since `pause` out of the measure of speed."""
         self._since += time.monotonic() - paused
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, evaluated: int | None = None) -> None:
         """Drop what came after the step to which the run has gone back."""
         if self.journal:
-            self.journal.rewind(step)
+            self.journal.rewind(step, evaluated)
         self.restart()
 
     def show(self, step: int, steps: int, seconds_per_step: float) -> None:

@@ -232,18 +232,22 @@ class Training:
         self.stop.end_process()
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Yield an epoch's batches; it is no error if a signal to stop has ended the workers too."""
+        """Yield an epoch's batches, up to where images are mixed no more; it is no error if a signal to stop
+        has ended the workers too."""
+        mixed = self._mixed()
         try:
-            batches = self.loader.epoch(epoch, start=first, mixed=self._mixed(epoch))
-            yield from self.clock.waiting(batches)
+            for batch in self.clock.waiting(self.loader.epoch(epoch, start=first, mixed=mixed)):
+                yield batch
+                if self._mixed() != mixed:
+                    return
         except DataError:
             if not self.stop.received or self.world.size > 1:
                 raise
 
-    def _mixed(self, epoch: int) -> bool:
-        """Tell whether an epoch's images are mixed: the plan may leave the end of the run unmixed."""
+    def _mixed(self) -> bool:
+        """Tell whether the next step's images are mixed: the plan may leave the end of the run unmixed."""
         start = self.stage.start
-        behind = (epoch * self.loader.steps_per_epoch - start) / max(1, self.position.steps - start)
+        behind = (self.position.step - start) / max(1, self.position.steps - start)
         if self.stage.seconds is not None:
             behind = self.position.share
         return behind < 1.0 - self.plan.augment.unmixed

@@ -31,7 +31,7 @@ def go_back(training: "Training", flight: "Flight", figures: dict[str, float]) -
     again.skipped, again.rollbacks = [*position.skipped, position.step], position.rollbacks + 1
     again.steps, again.share = training.position.steps, training.position.share
     training.note(f"{reported}: rolled back to step {again.step:,}; that batch will be left out")
-    training.log.rewind(again.step)
+    training.log.rewind(again.step, again.evaluated)
     training.log.go_on_with(saved.values.get("running", {}))
     return again
 

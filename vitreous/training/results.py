@@ -16,7 +16,7 @@ from vitreous.errors import CheckpointError, TrainingError
 from vitreous.evals.outputs import Inference
 from vitreous.models import cost
 from vitreous.models.weights import Weights
-from vitreous.objectives import Evaluation
+from vitreous.objectives import Evaluation, Objective
 from vitreous.predict import Classifier, load
 from vitreous.training import advice, card, extension, folder, loaders, tuning, watch
 
@@ -105,7 +105,10 @@ def conclude(training: "Training") -> Result:
         document |= {"split": split, "seed": plan.seed, **evaluation.document()}
         for row in document.get("worst", []):
             row["file"] = images.name(row["index"])
-        results[split] = dict(evaluation.figures)
+        results[split] = _known(objective, evaluation.figures, results.get(split, {}))
+        if objective.sealed_figures is not None:
+            document = {name: value for name, value in document.items() if name not in evaluation.figures}
+            document |= results[split]
         if split == "test":
             training.log.evaluation(training.position.step, split, results[split])
     if objective.headline in advice.SHARES:
@@ -132,6 +135,14 @@ def conclude(training: "Training") -> Result:
 
     parallel.on_main(write, world)
     return Result(run, training.dataset, results, world.is_main, str(world.device))
+
+
+def _known(objective: Objective, found: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Return an evaluation's figures as far as they follow from the sealed model; the others as they were
+    when it was the best (`before`), together with the parts that are thrown away."""
+    if objective.sealed_figures is None:
+        return dict(found)
+    return {**before, **{name: found[name] for name in objective.sealed_figures if name in found}}
 
 
 def _evaluate(training: "Training", images: Split, split: str) -> Evaluation:

@@ -31,6 +31,7 @@ def take_up(training: "Training", caller: Caller) -> None:
         training.options,
         training.world,
         step=position.step,
+        evaluated=position.evaluated,
         steps=position.steps,
         images=training.step.gradients.images,
         per_epoch=training.loader.steps_per_epoch,

@@ -39,7 +39,7 @@ def choose_model(
         if options.patch_size is None and seen_often(facts, options) and not is_short(budget):
             changes["image_size"] = _enlarged(changes["image_size"], changes["patch_size"], pick)
     width, depth, heads = _size(facts, budget)
-    often = by_heart(width, options, facts, task)
+    often = by_heart(changes.get("width", width), options, facts, task)
     if "drop_path" not in changes and often:
         changes["drop_path"] = pick("drop_path", None, 0.2, "a wide model that sees its images often")
     if "patch_drop" not in changes and often and options.fit != "pad":

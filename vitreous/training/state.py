@@ -57,7 +57,11 @@ class State:
         self.decay: optim.ScheduledDecay | None = None
         if plan.final_weight_decay is not None:
             self.decay = optim.ScheduledDecay(
-                objective.named_parameters(), plan.weight_decay, plan.final_weight_decay, device
+                objective.named_parameters(),
+                plan.weight_decay,
+                plan.final_weight_decay,
+                device,
+                layer_decay=plan.layer_decay,
             )
 
     def _build(self) -> list[torch.optim.Optimizer]:
