@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import digits_files
 from vitreous import api, cli
-from vitreous.cli import flags, learning
+from vitreous.cli import flags, learning, values
 from vitreous.config import (
     BenchConfig,
     CleanConfig,
@@ -317,3 +317,39 @@ print(*sorted(others & {{"scipy", "sklearn", "torchvision", "matplotlib", "huggi
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "", found.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--epochs", "ten"], "--epochs ten is not allowed: expected a whole number or auto"),
+        (["--lr=fast"], "--lr fast is not allowed: expected a number or auto"),
+        (["--augment", "strongg"], "or auto; did you mean strong?"),
+        (
+            ["--image-size", "8by8"],
+            "--image-size 8by8 is not allowed: expected one or more of: ",
+        ),
+        (["--crop-scale", "0.1"], "--crop-scale 0.1 is not allowed: expected 2 of: a number"),
+        (["--workers", "-1"], "--workers -1 is out of range: give 0 or more"),
+        (["--model", "BiT-R50x1", "--drop-path", "0.1"], "--drop-path is for ViTs, which this model is not"),
+    ],
+)
+def test_a_wrong_value_is_one_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "digits", *words, "--out", "/nonexistent/run"]) in (1, 2)
+    said = capsys.readouterr()
+    assert said.err.strip().count("\n") == 0 and line in said.err and said.out == ""
+
+
+def test_sizes_are_read_as_they_are_printed() -> None:
+    words = ["photos/", "--image-size", "224x320", "--patch-size", "16", "--out", "8x8", "--seed", "3x3"]
+    assert values.split_sizes(words) == [*words[:2], "224", "320", *words[3:]]
+
+
+def test_right_values_pass(tmp_path: Path) -> None:
+    """Words, numbers, several of them, what is chosen, and what belongs to the command."""
+    for words in (
+        ["--epochs", "auto", "--lr", "1e-3", "--crop-scale", "0.1", "1", "--augment", "none", "--find-lr"],
+        ["--image-size", "24", "photos/"],
+        ["--time-budget", "10m", "--out", str(tmp_path), "--pixels=host", "--extend", "5"],
+    ):
+        values.refuse_wrong_values(TrainConfig, words)

@@ -22,7 +22,7 @@ from vitreous.data import open_data
 from vitreous.data.augment import evaluation_transform
 from vitreous.data.images import EncodedImages
 from vitreous.errors import CheckpointError, DataError, ModelError
-from vitreous.evals import corruptions
+from vitreous.evals import calibration, corruptions
 from vitreous.evaluate import evaluate, percent
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.zoo import build
@@ -193,6 +193,19 @@ def test_a_calibration_that_is_cut_short_leaves_the_old_file(
         evaluate(str(tmp_path), "digits", EvaluateConfig(calibrate=True))
     assert [path.name for path in tmp_path.iterdir()] == ["best.safetensors"]
     assert (tmp_path / "best.safetensors").read_bytes() == old
+
+
+def test_a_temperature_that_nothing_determines_is_not_written(
+    digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of images that are all answered right the best temperature is 0: every answer would be certain."""
+    sealed = overconfident(digits_file, tmp_path / "a.safetensors")
+    before = sealed.read_bytes()
+    monkeypatch.setattr(calibration, "determines", lambda *_: False)
+    monkeypatch.setattr(sys.modules["vitreous.evaluate"], "_is_better", lambda *_: True)
+    found = evaluate(str(sealed), "digits", EvaluateConfig(calibrate=True))["calibration"]
+    assert not found["written"] and sealed.read_bytes() == before
+    assert "don't determine a temperature" in capsys.readouterr().err
 
 
 def test_a_link_to_a_sealed_file_stays_one(digits_file: Path, tmp_path: Path) -> None:

@@ -243,6 +243,9 @@ def test_report_of_an_evaluation(tmp_path: Path, digits_file: Path) -> None:
     page = (out / "report.html").read_text()
     assert f"{document['accuracy']:.2%}" in page and "Worst mistakes" in page and "data:image/png" in page
     assert os.path.getsize(out / "report.html") < 5_000_000
+    asked = {"resolutions": [{"image_size": 16, "accuracy": 0.5}], "corruptions": {"mean_error": 0.25}}
+    built = report.from_evaluation({**document, **asked})
+    assert built.summary["accuracy at 16"] == "50.00 %" and "25.00 %" in built.summary.values()
     built = report.from_evaluation(document)
     assert built.reliability.error == pytest.approx(document["ece"], abs=1e-6)
     assert len(built.mistakes) == len(document["worst"]) > 0

@@ -35,6 +35,10 @@ class OptionError(VitreousError, ValueError):
     """An option whose value is not allowed, or does not fit the others."""
 
 
+class UsageError(OptionError):
+    """A value that an option of the command line can't be; exit 2."""
+
+
 class ResumeError(VitreousError):
     """A run folder that is in use, was started with other options, or can't be written or continued."""
 

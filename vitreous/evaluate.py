@@ -229,19 +229,27 @@ def _calibrate(
 
     Return what was measured with the outcome, and the two sets of figures.
     """
-    classifier, fitted = before.classifier, _fit(before.classifier, dataset)
+    classifier = before.classifier
+    fitted, determined = _fit(classifier, dataset)
     changed = replace(classifier, about={**classifier.about, **fitted})
     after = measure(changed, dataset, before.split, options)
     judged = ("f1",) if dataset.multilabel else ("loss", "ece")
     first, second = ({key: figures(each, options)[key] for key in judged} for each in (before, after))
     # The loss is what was fitted, the calibration error what people look at: neither may get worse
+    found = fitted.get("calibration", {"thresholds": fitted.get("thresholds")})
     helps = second["f1"] > first["f1"] if dataset.multilabel else _is_better(second, first)
+    if not determined:
+        helps = False
+        images = len(dataset.splits["val"])
+        console.warn(
+            f"{images:,} val images don't determine a temperature: the model is right about all of them, "
+            "or none: add images to val"
+        )
     kept = changed if helps else classifier
     weights = checkpoint.read(path)
     if weights.about != kept.about:
         weights.about = kept.about
         checkpoint.write(weights, path)  # the old file stays until the new one is whole
-    found = fitted.get("calibration", {"thresholds": fitted.get("thresholds")})
     document = {**found, "split": name, "before": first, "after": second, "written": helps}
     what = f"temperature {found['temperature']:.3f}" if "temperature" in found else "thresholds"
     fitted_on, seen = len(dataset.splits["val"]), len(before.answers.indices)
@@ -252,16 +260,19 @@ def _calibrate(
     return (after if helps else before), document
 
 
-def _fit(classifier: Classifier, dataset: Dataset) -> dict[str, Any]:
-    """Return what the val split asks for: a temperature, or a threshold for each label."""
+def _fit(classifier: Classifier, dataset: Dataset) -> tuple[dict[str, Any], bool]:
+    """Return what the val split asks for, a temperature or a threshold for each label, and whether its images
+    determine it."""
     held_out = outputs.logits(classifier.model, dataset.splits["val"], classifier.preprocess.preprocessing)
     rows = alignment.rows_of(dataset.labels, classifier.labels)
     if not dataset.multilabel:
-        fitted = calibration.temperature(held_out.values, rows[held_out.targets])
-        return {"calibration": {"temperature": fitted, "images": len(held_out.targets)}}
+        targets = rows[held_out.targets]
+        fitted = calibration.temperature(held_out.values, targets)
+        found = {"calibration": {"temperature": fitted, "images": len(targets)}}
+        return found, calibration.determines(held_out.values, targets)
     targets = np.zeros((len(held_out.targets), len(classifier.labels)), bool)
     targets[:, rows] = held_out.targets
-    return {"thresholds": multilabel.thresholds(held_out.values, targets)}
+    return {"thresholds": multilabel.thresholds(held_out.values, targets)}, True
 
 
 def _is_better(after: dict[str, float], before: dict[str, float]) -> bool:
@@ -343,7 +354,15 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
         rows.insert(1, ("mean average precision", percent(document["mean_average_precision"])))
     if "real_accuracy" in document:
         rows.append(("accuracy, ReaL", f"{percent(document['real_accuracy'])} of {document['real_count']:,}"))
-    rows += [
+    rows += further(document)
+    if document["bad_files"]:
+        rows.append(("unreadable files", len(document["bad_files"])))
+    return rows
+
+
+def further(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of what was asked for beside the usual figures."""
+    rows = [
         (f"accuracy at {row['image_size']}", percent(row["accuracy"]))
         for row in document.get("resolutions", [])
     ]
@@ -365,8 +384,6 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
                 f"{percent(other['difference'])} (p = {other['p_value']:.3g}, paired)",
             ),
         ]
-    if document["bad_files"]:
-        rows.append(("unreadable files", len(document["bad_files"])))
     return rows
 
 

@@ -37,20 +37,20 @@ def from_keywords(kind: type[Config], given: Mapping[str, Any], verb: str) -> Co
         if isinstance(value, str) and value == AUTO and name in automatic:
             value = None
         try:
-            values[name] = _fit(value, hints[name])
+            values[name] = fit(value, hints[name])
         except ValueError:
-            expected = _expected(hints[name], AUTO if name in automatic else "None")
-            raise OptionError(f"{name}={value!r} is not allowed: expected {expected}") from None
+            allowed = expected(hints[name], AUTO if name in automatic else "None")
+            raise OptionError(f"{name}={value!r} is not allowed: expected {allowed}") from None
     return kind(**values)
 
 
-def _fit(value: Any, annotation: Any) -> Any:
+def fit(value: Any, annotation: Any) -> Any:
     """Return the value in the type of the annotation: a number for a tuple, a path for text; else raise."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         for part in parts:
             try:
-                return _fit(value, part)
+                return fit(value, part)
             except ValueError:
                 continue
     elif origin is Literal:
@@ -79,20 +79,20 @@ def _fit(value: Any, annotation: Any) -> Any:
 def _fit_tuple(value: Any, parts: tuple[Any, ...]) -> tuple[Any, ...]:
     items = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if parts[-1] is Ellipsis:
-        return tuple(_fit(item, parts[0]) for item in items)
-    return tuple(_fit(item, part) for item, part in zip(items, parts, strict=True))
+        return tuple(fit(item, parts[0]) for item in items)
+    return tuple(fit(item, part) for item, part in zip(items, parts, strict=True))
 
 
-def _expected(annotation: Any, none: str) -> str:
+def expected(annotation: Any, none: str) -> str:
     """Return what a value may be, in words; `none` is the word for None."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
-        return " or ".join(_expected(part, none) for part in parts)
+        return " or ".join(expected(part, none) for part in parts)
     if origin is Literal:
         return " or ".join(map(str, parts))
     if origin is tuple:
         several = "one or more" if parts[-1] is Ellipsis else str(len(parts))
-        return f"{several} of: {_expected(parts[0], none)}"
+        return f"{several} of: {expected(parts[0], none)}"
     words = {NoneType: none, str: "text", bool: "True or False", int: "a whole number", float: "a number"}
     return words[annotation]
 

@@ -66,3 +66,11 @@ def test_coverage_answers_the_confident_first(scored: tuple[np.ndarray, np.ndarr
     assert (confidence >= rows[4]["threshold"]).mean() == pytest.approx(rows[4]["coverage"], abs=0.01)
     for row in rows:
         assert row["accuracy"] == pytest.approx(right[confidence >= row["threshold"]].mean())
+
+
+def test_only_mistakes_determine_a_temperature() -> None:
+    """Answers that are all right ask for the coldest, and all wrong for the hottest."""
+    right, wrong = np.eye(3) * 4, np.eye(3)[[1, 2, 0]] * 4
+    assert not calibration.determines(right, np.arange(3))
+    assert not calibration.determines(wrong, np.arange(3))
+    assert calibration.determines(np.concatenate([right, wrong[:1]]), np.array([0, 1, 2, 0]))

@@ -160,8 +160,8 @@ class _Os:
 def _full_journal(patch: pytest.MonkeyPatch) -> None:
     rewind = Journal.rewind
 
-    def rewound(self: Journal, step: int) -> None:
-        rewind(self, step)
+    def rewound(self: Journal, *arguments: Any) -> None:
+        rewind(self, *arguments)
         assert self._file is not None
         self._file.close()
         self._file = open("/dev/full", "a", buffering=1)
@@ -397,3 +397,43 @@ def test_a_lock_that_its_owner_took_away_holds_nothing(
         RunLock(run)
     second.release()
     assert not run.exists()
+
+
+def test_train_and_finetune_are_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their defaults differ, although the same options were given."""
+    monkeypatch.chdir(tmp_path)
+    data = str(Path(__file__).parents[1] / "fixtures" / "fruits")
+    kept = {"epochs": 1, "image_size": (32,), "tune": "head", "device": "cpu", "workers": 0}
+    options = FinetuneConfig(**kept)
+    first = finetune("tiny", data, options)
+    assert finetune("tiny", data, options).folder == first.folder
+    second = finetune("tiny", data, options, by_train=True)
+    assert second.folder == first.folder.with_name("fruits-2")
+    stored = json.loads((first.folder / "config.json").read_text())
+    assert stored["options"]["verb"] == "finetune"
+    now = {**stored["options"], "verb": "train", "init": "none"}
+    assert folder.changes(stored, now) == ["`vitreous finetune` made it"]
+    del stored["options"]["verb"]  # an earlier version's
+    assert folder.changes(stored, {**stored["options"], "verb": "train"}) == []
+
+
+def test_another_start_is_told_as_one_change(data: str, tmp_path: Path) -> None:
+    made = run(data, tmp_path / "run", epochs=1)
+    stored = json.loads((made.folder / "config.json").read_text())
+    stored["options"] |= {"recipe": "auto", "checkpoint": "abc"}
+    stored["plan"]["init"] = "tiny"
+    now = {**stored["options"], "init": "none", "recipe": None, "checkpoint": None}
+    assert folder.changes(stored, now) == ['init was "tiny" and is now "none"']
+
+
+def test_a_run_is_not_written_among_other_files(data: str, pictures: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "holiday.jpg").write_bytes(b"mine")
+    with pytest.raises(ResumeError, match=r"holds other files \(holiday.jpg\) and is no run"):
+        run(data, tmp_path / "mine")
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == ["holiday.jpg"]
+    with pytest.raises(ResumeError, match="lies in the data"):
+        run(pictures, Path(pictures) / "run")
+    assert not (Path(pictures) / "run").exists()
+    (tmp_path / "empty").mkdir()
+    assert run(data, tmp_path / "empty", epochs=1).folder == tmp_path / "empty"

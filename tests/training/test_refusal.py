@@ -101,9 +101,9 @@ def _killed_after_a_rollback(data: str, options: TrainConfig) -> None:
     torch.set_num_threads(1)
     rewind, update, rolled_back, updates = Log.rewind, State.update, 0, 0
 
-    def rewound(self: Log, step: int) -> None:
+    def rewound(self: Log, *arguments: Any) -> None:
         nonlocal rolled_back
-        rewind(self, step)
+        rewind(self, *arguments)
         rolled_back += 1
 
     def counted(self: State, *arguments: Any) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 import tyro
 
 from vitreous import api, console
+from vitreous.cli.values import refuse_wrong_values, split_sizes
 from vitreous.cli.verbs import VERBS
-from vitreous.errors import VitreousError, nearest
+from vitreous.errors import UsageError, VitreousError, nearest
 from vitreous.options import refuse_foreign_flags
 from vitreous.version import __version__
 
@@ -72,8 +73,10 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _run(verb: str, arguments: list[str], debug: bool) -> int:
     try:
+        arguments = split_sizes(arguments)
         if (config := getattr(getattr(api, verb, None), "config", None)) is not None:
             refuse_foreign_flags(config, arguments)
+            refuse_wrong_values(config, arguments)
         tyro.cli(
             VERBS[verb],
             prog=f"vitreous {verb}",
@@ -81,6 +84,8 @@ def _run(verb: str, arguments: list[str], debug: bool) -> int:
             args=arguments,
             config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
         )
+    except UsageError as error:
+        return _stop(error, debug, str(error), status=2)
     except VitreousError as error:
         return _stop(error, debug, str(error))
     except KeyboardInterrupt as error:

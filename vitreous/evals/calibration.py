@@ -49,6 +49,12 @@ def temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     return float(np.exp(found.x))
 
 
+def determines(logits: np.ndarray, targets: np.ndarray) -> bool:
+    """Tell whether images determine a temperature: where all are answered right, the colder the better."""
+    right = logits.argmax(1) == targets
+    return bool(right.any() and not right.all())
+
+
 def coverage_curve(confidence: np.ndarray, right: np.ndarray, points: int = 20) -> list[dict[str, float]]:
     """Return accuracy when only the most confident images are answered, and the threshold for that."""
     order = np.argsort(-confidence, kind="stable")

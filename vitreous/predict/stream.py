@@ -40,7 +40,7 @@ def predict_all(
     if top < 1:
         raise OptionError(f"top={top} is out of range: use 1 or more")
     if not classifier.labels:
-        raise ModelError("this model has no classes: load it with num_classes and train its head")
+        raise ModelError("this model has no classes: fine-tune it first, or use `vitreous probe`")
     for read in batches(classifier, items, batch=batch, workers=workers):
         yield from _answers(classifier, read, top)
 

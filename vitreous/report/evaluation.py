@@ -10,6 +10,7 @@ import torch
 from vitreous import files, plot
 from vitreous.data import Dataset, Split, open_data
 from vitreous.errors import DataError, VitreousError
+from vitreous.evaluate import further
 from vitreous.inspection import gradients
 from vitreous.predict import Classifier, Prepared, load
 from vitreous.report import features
@@ -86,7 +87,8 @@ def from_evaluation(document: dict[str, Any], data: Dataset | None = None, comma
             called(name): figure(name, value)
             for name, value in shown.items()
             if first is None or name not in (chosen(document), "count")
-        },
+        }
+        | dict(further(document)),
         check={"unreadable": "; ".join(document["bad_files"])} if document.get("bad_files") else {},
     )
     measured(report, document)

@@ -261,7 +261,9 @@ def _target(classifier: Classifier, options: InspectOptions) -> int | None:
         raise ModelError("this model has no classes to choose from: leave out --class")
     if options.class_name in classifier.labels:
         return classifier.labels.index(options.class_name)
+    count = len(classifier.labels)
+    known = ", ".join(classifier.labels) if count <= 20 else f"{count:,} classes: see the model card"
     raise ModelError(
         f"unknown class {options.class_name!r}{nearest(options.class_name, classifier.labels)}"
-        f" (the model has {len(classifier.labels):,})"
+        f" (the model knows {known})"
     )

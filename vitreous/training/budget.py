@@ -34,6 +34,11 @@ def plan(training: "Training", budget: float) -> None:
         part = min(1.0, 1.5 / tuning.passes(training.plan.architecture, training.plan.tune))
         clock.evaluation = part * clock.seconds_per_step * len(training.validation.split) / gradients.images
     _replan(training)
+    if clock.seconds > budget and training.world.is_main:
+        console.warn(
+            f"the start alone took {console.duration(clock.seconds)}, so nothing is left of "
+            f"{console.duration(budget)}: the run ends after one step"
+        )
     position = training.position
     epochs = f"{(position.steps - position.step) / training.loader.steps_per_epoch:.1f} epochs"
     training.note(f"epochs: {epochs} ({epochs} fit into {console.duration(budget)})")

@@ -91,6 +91,7 @@ def _model(
         )
     else:
         model, preprocessing = pretrained.architecture, pretrained.preprocessing
+        sizing.refuse_rates(options, model)
         changes = {name: value for name in RATES if (value := getattr(options, name)) is not None}
         if model.kind == "vit":
             changes = {"patch_drop": 0.0, **changes}  # for the task that it was trained on

@@ -87,6 +87,7 @@ def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
     on: the first that holds a run of the same options, else the first that holds none.
     """
     if out is not None:
+        _refuse_place(Path(out), data)
         return RunLock(Path(out))
     others: list[tuple[Path, list[str]]] = []
     for folder in names(data):
@@ -109,6 +110,25 @@ def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
             console.note(f"this run is {folder}")
         return lock
     raise AssertionError("there is always another number")
+
+
+OURS = {"config.json", "check.json", "resume", "find-lr", ".lock"}
+"""What a run writes first: a folder that has any of it is a run's."""
+
+
+def _refuse_place(out: Path, data: str) -> None:
+    """Refuse to write a run among other files, or among the pictures that the next run would learn from."""
+    held = {each.name for each in out.iterdir()} if out.is_dir() else set()
+    if held and not held & OURS:
+        raise ResumeError(
+            f"{out} holds other files ({min(held)}) and is no run: give a new or an empty folder as --out"
+        )
+    if not data.startswith("memory:") and os.path.isdir(data):
+        place, root = (Path(os.path.abspath(each)) for each in (out, data))
+        if root == place or root in place.parents:
+            raise ResumeError(
+                f"{out} lies in the data, which would then hold this run's pictures: give another --out"
+            )
 
 
 def names(data: str) -> Iterator[Path]:
@@ -176,6 +196,9 @@ def changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     before, plan = _given(stored["options"]), stored["plan"]
     now = _given(json.loads(json.dumps(now)))  # as `before` was read: tuples are lists
+    verb = before.setdefault("verb", now.get("verb"))  # earlier versions did not tell
+    if verb != now.get("verb", verb):
+        return [f"`vitreous {verb}` made it"]
     for name, default in DEFAULTS.items():
         if name in now or name in before:
             before.setdefault(name, plan.get(name, default))
@@ -183,6 +206,9 @@ def changes(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     other = {name for name in {*before, *now} if before.get(name) != now.get(name)}
     same = {name for name in other if name in now and chosen.is_same(plan, name, now[name])}
     other -= same
+    other -= {name for name in other if before.get(name) in chosen.OPEN and now.get(name) in chosen.OPEN}
+    if "init" in other:
+        other.discard("checkpoint")  # follows from it
     if "seed" in other:
         other.discard("data")  # the held-out images follow from the seed
     if same.intersection(chosen.SIZES) and "checkpoint" in now:

@@ -36,7 +36,7 @@ FREE = {
 
 LEAST = {
     **dict.fromkeys(("epochs", "batch_size", "micro_batch", "save_every", "keep", "repeats"), 1),
-    **dict.fromkeys(("seed", "warmup", "weight_decay", "clip", "thumbnails", "reconstruct"), 0),
+    **dict.fromkeys(("seed", "warmup", "weight_decay", "clip", "thumbnails", "reconstruct", "workers"), 0),
 }
 """The smallest value that an option may have."""
 
@@ -109,6 +109,8 @@ def identity(
         raise DataError(f"{data} has no training images: a train split is needed")
     now = {name: value for name, value in asdict(options).items() if name not in FREE}
     now["data"] = dataset.fingerprint
+    tuned = start is not None and not start.by_train and task.verb == SUPERVISED.verb
+    now["verb"] = "finetune" if tuned else task.verb
     if start is not None:
         now["checkpoint"] = checkpoint.fingerprint(start.tensors)
     if task.settings:

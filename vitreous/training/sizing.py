@@ -28,8 +28,10 @@ def choose_model(
         changes["patch_size"] = architecture.pair(options.patch_size, "patch size")
     changes |= {name: value for name in RATES if (value := getattr(options, name)) is not None}
     if options.model is not None:
+        refuse_rates(options, zoo.get_config(options.model))
         return zoo.get_config(options.model, **changes)
     if pick.recipe.architecture is not None:
+        refuse_rates(options, pick.recipe.architecture)
         pick.reasons["model"] = f"recipe {pick.recipe.source}"
         return architecture.override(pick.recipe.architecture, changes)
     if "patch_size" not in changes:
@@ -48,6 +50,15 @@ def choose_model(
     shape = {"width": width, "depth": depth, "heads": heads, "mlp_width": 4 * width}
     pick("model", None, None, f"{facts.images:,} images on a {facts.device}: {depth} layers of width {width}")
     return ViTConfig(**{**shape, "pooling": "gap", "class_token": False, **changes})
+
+
+def refuse_rates(options: TrainConfig, model: Architecture) -> None:
+    """Refuse the rates of a ViT for any other model."""
+    for name in RATES:
+        if model.kind != "vit" and getattr(options, name) is not None:
+            raise OptionError(
+                f"--{name.replace('_', '-')} is for ViTs, which this model is not: leave it out"
+            )
 
 
 def _patch_size(size: tuple[int, int] | None, facts: Facts, pick: Chooser) -> tuple[int, int]:
