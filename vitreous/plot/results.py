@@ -116,7 +116,7 @@ def reliability(confidence: np.ndarray, accuracy: np.ndarray, count: np.ndarray,
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     filled = count > 0
     tidy(above).plot([0, 1], [0, 1], ":", color=GRAY, label="perfectly calibrated")
-    above.plot(confidence[filled], accuracy[filled], color=BLUE, marker="o", label="model")
+    above.plot(confidence[filled], accuracy[filled], color=BLUE, marker="o", label="model", clip_on=False)
     above.set(ylabel="right", xlim=(0, 1), ylim=(0, 1.02))
     above.set_title(f"Expected calibration error {error:.2%}")
     edges = np.linspace(0, 1, len(count) + 1)
