@@ -20,6 +20,7 @@ from vitreous.models.architecture import ViTConfig
 from vitreous.models.vit import VisionTransformer
 from vitreous.objectives import painting
 from vitreous.objectives.supervised import Supervised
+from vitreous.report.curves import curves
 from vitreous.training import Result, recipes, setup
 from vitreous.training.defaults import choose
 from vitreous.training.facts import Facts, Pretrained
@@ -123,6 +124,8 @@ def test_what_is_sealed_is_the_model_alone(painted: Result, data: str, tmp_path:
     rows = [row for row in records(painted.folder, "train") if "painting_loss" in row]
     assert rows and rows[-1]["painting_loss"] < rows[0]["painting_loss"]
     assert all("painting_loss" not in row for row in records(painted.folder, "val"))
+    assert "Painting" in [picture.title for picture in curves(records(painted.folder))]
+    assert "Painting" not in [picture.title for picture in curves(records(plain.folder))]
 
 
 def test_a_killed_run_goes_on(painted: Result, data: str, tmp_path: Path) -> None:

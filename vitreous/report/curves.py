@@ -22,6 +22,12 @@ CURVES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
         ("accuracy",),
         "Training is measured on augmented images, so it may lie below validation.",
     ),
+    "painting_loss": (
+        "Painting",
+        "mean square error",
+        ("painting_loss",),
+        "How far off what is left out is painted; times its weight it is part of training's loss.",
+    ),
     "knn": (
         "Neighbours of the same class",
         "images",
