@@ -97,7 +97,7 @@ def train_peer(plan: Plan, splits: dict[str, Split], device: torch.device, batch
     started, budget, config = time.monotonic(), plan.time_budget, plan.architecture
     assert budget is not None and isinstance(config, ViTConfig)
     model = peer_model(config).to(device)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients were NaN here, and the run was lost
+    torch.backends.cuda.enable_cudnn_sdp(False)  # with it a run ended at chance, as after NaN
     run: Any = torch.compile(model) if device.type == "cuda" else model
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
     average = ModelEmaV3(model, decay=plan.ema)
