@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+import tyro
 
 from tests.conftest import digits_files
 from vitreous import api, cli
@@ -27,7 +28,7 @@ from vitreous.config import (
     SearchConfig,
     TrainConfig,
 )
-from vitreous.options import descriptions, from_keywords, unused
+from vitreous.options import descriptions, flag_name, from_keywords, unused
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -350,6 +351,27 @@ def test_right_values_pass(tmp_path: Path) -> None:
     for words in (
         ["--epochs", "auto", "--lr", "1e-3", "--crop-scale", "0.1", "1", "--augment", "none", "--find-lr"],
         ["--image-size", "24", "photos/"],
+        ["--time-budget", "60", "--out", "2026", "--extend", "5", "--data-root", "1"],  # text, of digits
+        ["--find-lr", "photos/", "--tensorboard", "7"],  # a flag, and the data
+        ["--time-budget", "None"],
         ["--time-budget", "10m", "--out", str(tmp_path), "--pixels=host", "--extend", "5"],
     ):
         values.refuse_wrong_values(TrainConfig, words)
+
+
+def test_what_the_parser_takes_is_not_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """tyro's own word on every option of `train`."""
+
+    def parse(*, options: Annotated[dict[str, Any], flags.of(TrainConfig)]) -> None: ...
+
+    config, taken = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes), 0
+    for field in fields(TrainConfig):
+        for words in (["5"], ["text"], ["auto"], ["None"], ["1", "2"]):
+            arguments = [f"--{flag_name(field)}", *words]
+            try:
+                tyro.cli(parse, args=arguments, config=config)
+            except SystemExit:
+                continue
+            values.refuse_wrong_values(TrainConfig, arguments)
+            taken += 1
+    assert taken > 80 and capsys.readouterr().out == ""

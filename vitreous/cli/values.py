@@ -27,22 +27,27 @@ def refuse_wrong_values(kind: type[Any], arguments: Sequence[str]) -> None:
     for place, word in enumerate(arguments):
         flag, equals, value = word.partition("=")
         given = [value] if equals else list(takewhile(_is_value, arguments[place + 1 :]))
-        if (field := flags.get(flag)) is None or not given:
+        if (field := flags.get(flag)) is None or not given or hints[field.name] is bool:
             continue
         several = _several(hints[field.name])
         values = given if several else given[:1]
-        if is_auto(field) and values[0] == AUTO:
-            continue
+        nothing = AUTO if is_auto(field) else "None"
         read = [_read(each) for each in values]
-        try:
-            fit(tuple(read) if several else read[0], hints[field.name])
-        except ValueError:
-            if several and any(isinstance(each, str) for each in read[1:]) and not isinstance(read[0], str):
-                continue  # what follows its numbers belongs to the command
-            words = _words(hints[field.name])
-            allowed = expected(hints[field.name], AUTO if is_auto(field) else "None")
-            near = nearest(values[0], words, count=1) if words else ""
-            raise UsageError(f"{flag} {' '.join(values)} is not allowed: expected {allowed}{near}") from None
+        if values[0] == nothing or any(_fits(each, several, hints[field.name]) for each in (read, values)):
+            continue  # a name may be made of digits
+        if several and not isinstance(read[0], str) and any(isinstance(each, str) for each in read[1:]):
+            continue  # what follows its numbers belongs to the command
+        words, allowed = _words(hints[field.name]), expected(hints[field.name], nothing)
+        near = nearest(values[0], words, count=1) if words else ""
+        raise UsageError(f"{flag} {' '.join(values)} is not allowed: expected {allowed}{near}")
+
+
+def _fits(values: Sequence[int | float | str], several: bool, annotation: Any) -> bool:
+    try:
+        fit(tuple(values) if several else values[0], annotation)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_value(word: str) -> bool:
