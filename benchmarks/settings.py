@@ -1,8 +1,9 @@
 """Settings of `vitreous train` side by side, each for the same epochs on a part of a data set: what defaults
 are chosen by.
 
-    python benchmarks/settings.py cifar10.npz --common "--epochs 150 --image-size 48 --patch-drop 0.5" \\
-        --shape width=384 depth=9 heads=6 mlp_width=1536 -- "--reconstruct 0" "--reconstruct 2.5"
+    python benchmarks/settings.py cifar10.npz \\
+        --common "--epochs 150 --image-size 48 --patch-size 4 --patch-drop 0.5" \\
+        --shape width=384 depth=9 heads=6 mlp_width=1536 -- "--reconstruct 2.5" "--reconstruct 10"
 
 The part, and as many other images as are asked for to choose with, are drawn from the training images; test
 is the data's own. All runs are made in one process, so that what was compiled serves the next. A run that has

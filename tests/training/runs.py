@@ -41,9 +41,9 @@ FLAGS = ["--epochs", "6", "--batch-size", "16", "--patch-size", "4", "--augment"
 FLAGS += ["--drop-path", "0.1", "--device", "cpu", "--lr", "2e-3", "--optimizer", "adamw"]
 
 
-def run(data: str, out: Path, **changes: Any) -> Result:
-    """Train with the options above and these changes."""
-    return train(data, replace(OPTIONS, out=str(out), **changes))
+def run(data: str, out: Path, shape: dict[str, Any] | None = None, **changes: Any) -> Result:
+    """Train with the options above and these changes, a model of this shape if one is given."""
+    return train(data, replace(OPTIONS, out=str(out), **changes), shape=shape)
 
 
 def weights(folder: Path, name: str = "last") -> dict[str, Tensor]:

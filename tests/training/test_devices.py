@@ -30,6 +30,7 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here"
 GPU = pytest.param("cuda", marks=CUDA)
 PLAIN: dict[str, Any] = {"augment": "none", "drop_path": 0.0, "epochs": 4, "precision": "float32"}
 """Nothing is drawn: devices have generators of their own."""
+PLAIN["shape"] = {"width": 64, "depth": 4, "heads": 4, "mlp_width": 256}  # a GPU would choose a larger model
 
 
 @pytest.fixture(autouse=True)

@@ -152,7 +152,7 @@ def test_a_recipe_paints_again(painted: Result, data: str, tmp_path: Path) -> No
 def test_small_images_that_a_wide_model_sees_often_are_painted() -> None:
     """The rule of docs/train.md; options win."""
     plan = choose(TrainConfig(time_budget="10m"), SMALL)
-    assert (plan.reconstruct, plan.augment.unmixed) == (2.5, 0.02)
+    assert (plan.reconstruct, plan.augment.unmixed) == (10.0, 0.02)
     assert choose(TrainConfig(reconstruct=1.0, unmixed=0.1), SMALL).reconstruct == 1.0
     assert choose(TrainConfig(reconstruct=1.0, unmixed=0.1), SMALL).augment.unmixed == 0.1
     short = choose(TrainConfig(time_budget="2m"), SMALL)
@@ -193,7 +193,7 @@ def test_what_can_not_be_painted_says_so() -> None:
 
 def test_the_width_that_counts_is_the_models_own() -> None:
     """A caller may give the model another shape than the rule's."""
-    for width, images, weight, drop in ((192, 47_500, 0.0, 0.0), (384, 12_000, 2.5, 0.5)):
+    for width, images, weight, drop in ((192, 47_500, 0.0, 0.0), (384, 12_000, 10.0, 0.5)):
         shaped = replace(SUPERVISED, asked={"width": width, "heads": 6, "mlp_width": 4 * width})
         plan = choose(TrainConfig(), replace(SMALL, images=images), task=shaped)
         assert isinstance(plan.architecture, ViTConfig)

@@ -23,7 +23,7 @@ SMALLEST = 16
 """Side below which images are too small to crop, and are learned in a few hundred steps."""
 LITTLE = 2048
 """Numbers in an image's embedded patches below which bf16 gains little on a CPU: the digits have 1,024."""
-RECONSTRUCT = 2.5
+RECONSTRUCT = 10.0
 """Weight of painting what is left out, beside the labels, for a model that would learn them by heart."""
 UNMIXED = 0.02
 """Part of the run without mixing for such a model: within an eighth of it it learns the images by heart."""
