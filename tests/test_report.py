@@ -275,6 +275,17 @@ def test_the_last_point_of_a_curve_averages_as_many_batches_as_the_others() -> N
     assert len(_points([short], "train", ("loss",))) == 1  # all there is
 
 
+def test_the_labels_loss_is_drawn_beside_that_of_val() -> None:
+    """With a second task the sum can't be compared with what evaluations measure."""
+    val = [{"step": step, "split": "val", "loss": 0.2} for step in (1, 2)]
+    alone, second = ([{"step": step, "split": "train", **row} for step in (1, 2)] for row in (
+        {"loss": 0.1}, {"loss": 5.0, "label_loss": 0.1}
+    ))  # fmt: skip
+    assert [picture.svg for picture in curves(second + val)] == [
+        picture.svg for picture in curves(alone + val)
+    ]
+
+
 def test_a_page_holds_names_of_any_bytes(tmp_path: Path) -> None:
     path = report.write(
         tmp_path / "report.html", Report(title="caf\udce9", command="vitreous inspect caf\udce9")

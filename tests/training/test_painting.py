@@ -123,6 +123,9 @@ def test_what_is_sealed_is_the_model_alone(painted: Result, data: str, tmp_path:
     assert checkpoint.read(painted.folder / "best.safetensors").about["recipe"]["reconstruct"] == 2.0
     rows = [row for row in records(painted.folder, "train") if "painting_loss" in row]
     assert rows and rows[-1]["painting_loss"] < rows[0]["painting_loss"]
+    assert all(  # all three are rounded when they are written
+        row["loss"] == pytest.approx(row["label_loss"] + 2.0 * row["painting_loss"], abs=1e-5) for row in rows
+    )
     assert all("painting_loss" not in row for row in records(painted.folder, "val"))
     assert "Painting" in [picture.title for picture in curves(records(painted.folder))]
     assert "Painting" not in [picture.title for picture in curves(records(plain.folder))]

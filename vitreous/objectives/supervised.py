@@ -133,8 +133,11 @@ class Supervised(Objective):
         name = "accuracy" if self.loss == "softmax" or batch.targets.ndim == 1 else "best_label_right"
         metrics = {name: correct(logits, batch.targets).sum() / images}
         if off is not None:
+            metrics |= {
+                "label_loss": losses.detach().sum() / images,
+                "painting_loss": off.detach().sum() / images,
+            }
             losses = losses + self.reconstruct * off
-            metrics["painting_loss"] = off.detach().sum() / images
         return losses.sum() / images, metrics
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:  # (B, K), (B,) or (B, K) → (B,)

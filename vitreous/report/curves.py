@@ -13,7 +13,7 @@ CURVES: dict[str, tuple[str, str, tuple[str, ...], str]] = {
     "loss": (
         "Loss",
         "loss",
-        ("loss",),
+        ("label_loss", "loss"),  # what evaluations have as well, without a second task
         "Lower is better; validation that rises while training falls is overfitting.",
     ),
     "accuracy": (
