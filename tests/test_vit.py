@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conftest import randomize
+from vitreous.config import Initialization
 from vitreous.errors import ModelError
 from vitreous.inspection.distance import attention_distance
 from vitreous.models import cost, zoo
@@ -315,12 +316,32 @@ def test_a_mimetic_start_attends_to_what_is_like_and_near() -> None:
     assert distances[0] < 0.7 * distances[1]
 
 
-def test_a_mimetic_start_suits_every_kind_of_vit() -> None:
+def test_torchs_own_start_is_that_of_torchs_layers() -> None:
+    """Beside layers that torch made: the same distribution, biases too; positions of the embeddings' size."""
+    config = ViTConfig(image_size=224, patch_size=16, width=384, depth=1, heads=6, mlp_width=1536)
+    torch.manual_seed(0)
+    model = zoo.build(config, "torch")
+    for ours, theirs in (
+        (model.patch_embed.proj, torch.nn.Conv2d(3, 384, 16, 16)),
+        (model.blocks[0].attn.qkv, torch.nn.Linear(384, 1152)),
+        (model.blocks[0].mlp.fc2, torch.nn.Linear(1536, 384)),
+        (model.head, torch.nn.Linear(384, 1000)),
+    ):
+        for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert mine.std().item() == pytest.approx(other.std().item(), rel=0.1)
+            assert mine.abs().max().item() == pytest.approx(other.abs().max().item(), rel=0.02)
+    assert model.pos_embed.std().item() == pytest.approx(1.0, rel=0.02)
+    assert model.cls_token.std().item() == pytest.approx(1.0, rel=0.1)
+    assert (model.norm.weight == 1).all() and not model.norm.bias.any()
+
+
+@pytest.mark.parametrize("start", ["mimetic", "torch"])
+def test_another_start_suits_every_kind_of_vit(start: Initialization) -> None:
     for changes in ({"positions": "rope"}, {"positions": "learned2d"}, {"frames": 4, "tubelet": 2}):
-        model = zoo.build(replace(tiny(**changes).config, num_classes=3), "mimetic")
+        model = zoo.build(replace(tiny(**changes).config, num_classes=3), start)
         assert torch.isfinite(model(inputs(model))).all()
     with torch.device("meta"):
-        assert zoo.build(tiny().config, "mimetic").pos_embed.is_meta
+        assert zoo.build(tiny().config, start).pos_embed.is_meta
 
 
 def test_dropout_and_stochastic_depth_act_in_training_only() -> None:

@@ -225,8 +225,9 @@ def test_a_plain_vit_starts_mimetic_from_scratch() -> None:
         assert plan.initialization == start
     for other in ("BiT-R50x1", "R50+ViT-B/16"):
         assert choose(TrainConfig(model=other), PHOTOS).initialization == "paper"
-    with pytest.raises(OptionError, match="a ResNet has no attention"):
-        choose(TrainConfig(model="BiT-R50x1", initialization="mimetic"), PHOTOS)
+    for start in ("mimetic", "torch"):
+        with pytest.raises(OptionError, match=f"--initialization {start} is for ViTs"):
+            choose(TrainConfig(model="BiT-R50x1", initialization=start), PHOTOS)  # type: ignore[arg-type]
     plan = choose(TrainConfig(), PHOTOS)
     trained = Pretrained(architecture=plan.architecture, preprocessing=plan.preprocessing)
     assert choose(TrainConfig(), PHOTOS, trained).initialization == "paper"

@@ -40,6 +40,7 @@ CHANGES: list[tuple[str, Any, str, dict[str, Any]]] = [
     ("patch_drop", 0.5, "architecture.patch_drop", {}),
     ("reconstruct", 1.0, "reconstruct", {"patch_drop": 0.5}),
     ("initialization", "mimetic", "initialization", {}),
+    ("initialization", "torch", "initialization", {}),
     ("epochs", 3, "epochs", {}),
     ("batch_size", 8, "batch_size", {}),
     ("optimizer", "sgd", "optimizer", {}),

@@ -14,7 +14,7 @@ Balance = Literal["none", "loss", "sampler"]
 Fit = Literal["cover", "pad", "stretch"]
 Compile = Literal["none", "blocks", "whole"]
 Loss = Literal["softmax", "sigmoid"]
-Initialization = Literal["paper", "mimetic"]
+Initialization = Literal["paper", "mimetic", "torch"]
 Layout = Literal["vitreous", "timm", "hf", "google", "torchvision"]
 ReproduceScale = Literal["quick", "gpu", "paper"]
 

@@ -44,10 +44,11 @@ class TrainConfig:
     learn by heart; auto: 0, or 0.5 for small images that a GPU sees hundreds of times."""
     reconstruct: float | None = None
     """Weight of a second task beside the labels: what --patch-drop leaves out is painted from the rest, as in
-    a masked autoencoder; auto: 0, or 2.5 for a wide model whose small images a GPU sees hundreds of times."""
+    a masked autoencoder; auto: 0, or 10 for a wide model whose small images a GPU sees hundreds of times."""
     initialization: Initialization | None = None
     """How a ViT that is trained from scratch starts; mimetic: with attention to what is similar and near, as
-    in pre-trained models (arXiv 2305.09828)."""
+    in pre-trained models (arXiv 2305.09828); torch: as torch's layers start by themselves, with positions of
+    a standard normal, as in most tutorials."""
     epochs: int | None = None
     """Passes over the training images."""
     time_budget: str | None = field(default=None, metadata=NOT_GIVEN)

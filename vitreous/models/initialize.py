@@ -1,4 +1,4 @@
-"""How a model starts: the initialisation of the paper's own code, and one that imitates a trained model.
+"""How a model starts: the initialisation of the paper's own code, one that imitates a trained model, torch's.
 
 `initialize` is the paper's:
 
@@ -16,10 +16,11 @@
 | trunk of a hybrid                | see `resnet.initialize`                                       |
 
 `mimetic` then changes the attention and the positions to what they tend to become in a model that was
-pre-trained on millions of images (Trockman and Kolter, arXiv 2305.09828).
+pre-trained on millions of images (Trockman and Kolter, arXiv 2305.09828). `torch_alone` has what most
+tutorials have: positions as large as what they are added to, fifty times those of the paper.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import sqrt
 from typing import TYPE_CHECKING, cast
 
@@ -90,6 +91,23 @@ def mimetic(model: "VisionTransformer") -> None:
         left, right = _factors(-0.4 * _near_identity(config.width), config.width)
         block.attn.proj.weight.copy_(left)
         values.copy_(right.mT)
+
+
+@torch.no_grad()
+def torch_alone(model: "VisionTransformer") -> None:
+    """Start dense layers and patches as torch does by itself, tokens and learned positions from N(0, 1)."""
+    if model.patch_embed.proj.weight.is_meta:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) or name == "patch_embed.proj":
+            module.reset_parameters()  # type: ignore[operator]
+    for name, parameter in model.named_parameters():
+        if name in _TOKENS or name == "cls_token":
+            nn.init.normal_(parameter)
+
+
+OTHERS: "dict[str, Callable[[VisionTransformer], None]]" = {"mimetic": mimetic, "torch": torch_alone}
+"""What changes a model that started as the paper's, by the name of the option."""
 
 
 def _near_identity(width: int) -> Tensor:

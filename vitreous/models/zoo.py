@@ -168,15 +168,15 @@ def create_model(name: str, *, pretrained: bool = False, **overrides: Any) -> "V
 
 def build(config: Architecture, initialization: Initialization = "paper") -> "VisionTransformer | ResNet":
     """Build the model that a configuration describes; only ViTs can start in another way than the paper's."""
-    from vitreous.models.initialize import mimetic
+    from vitreous.models.initialize import OTHERS
     from vitreous.models.resnet import ResNet
     from vitreous.models.vit import VisionTransformer
 
     if config.kind != "vit":
         return ResNet(config)
     model = VisionTransformer(config)
-    if initialization == "mimetic":
-        mimetic(model)
+    if initialization != "paper":
+        OTHERS[initialization](model)
     return model
 
 

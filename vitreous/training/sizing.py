@@ -112,8 +112,10 @@ def initialization(options: TrainConfig, model: Architecture, trained: bool, pic
             )
         return "paper"
     if model.kind != "vit":
-        if options.initialization == "mimetic":
-            raise OptionError("--initialization mimetic is for ViTs: a ResNet has no attention")
+        if options.initialization not in (None, "paper"):
+            raise OptionError(
+                f"--initialization {options.initialization} is for ViTs, and this model is none: leave it out"
+            )
         return "paper"
     plain = model.stem is None and model.frames is None and model.positions in ("learned", "sincos2d")
     if not plain or model.patches < MIMETIC_PATCHES:
