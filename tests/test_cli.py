@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -80,6 +81,78 @@ def test_a_mistyped_verb_or_flag_is_answered_with_the_nearest(capsys: pytest.Cap
     assert "the verbs are models, check, train" in capsys.readouterr().err
     assert cli.main(["train", "--epoch", "3"]) == 2
     assert "--epochs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("predict", "CKPT is missing: vitreous predict CKPT PATH… [OPTIONS] (see vitreous predict --help)"),
+        (
+            "finetune tiny",
+            "DATA is missing: vitreous finetune CKPT DATA [OPTIONS] (see vitreous finetune --help)",
+        ),
+        ("evaluate --json", "CKPT and DATA are missing: vitreous evaluate CKPT DATA [OPTIONS] (see "),
+        ("convert", "SRC, DST and --to are missing: vitreous convert SRC DST --to … [OPTIONS] (see "),
+        (
+            "convert a b",
+            "--to is missing: vitreous convert SRC DST --to … [OPTIONS] (see vitreous convert --help)",
+        ),
+        (
+            "train --epoch 3",
+            "train has no option --epoch; did you mean --epochs? (see vitreous train --help)",
+        ),
+        ("finetune tiny --epoch 3", "finetune has no option --epoch; did you mean --epochs? (see "),
+        ("models --jso", "models has no option --jso; did you mean --json? (see vitreous models --help)"),
+        ("train --json", "train has no option --json (see vitreous train --help)"),
+        ("train -e 3", "train has no option -e"),
+        (
+            "train a b c",
+            "'b' and 'c' can't be placed: vitreous train [DATA] [OPTIONS] (see vitreous train --help)",
+        ),
+        ("evaluate a b -- --c", "'--c' can't be placed: vitreous evaluate CKPT DATA [OPTIONS] (see "),
+        (
+            "train --batch-size",
+            "--batch-size has no value: expected a whole number or auto (see vitreous train",
+        ),
+        ("train --lr --epochs 3", "--lr has no value: expected a number or auto (see vitreous train --help)"),
+        (
+            "train --image-size 24 photos",
+            "--image-size takes the words that follow: put 'photos' in front of",
+        ),
+        ("train --batch_size ten", "--batch-size ten is not allowed: expected a whole number or auto"),
+        ("serve tiny --port http", "--port http is not allowed: expected a whole number"),
+        ("convert a b --to hff", "--to hff is not allowed: expected vitreous or timm or hf or"),
+    ],
+)
+def test_a_command_that_can_not_be_is_one_line(
+    command: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(command.split()) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"error: {line}") and said.err.count("\n") == 1 and said.out == ""
+
+
+def test_what_only_the_parser_can_tell_is_one_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def count(number: Annotated[int, tyro.conf.Positional]) -> None:
+        """Count."""
+
+    monkeypatch.setitem(cli.VERBS, "count", count)
+    assert cli.main(["count", "ten"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "'ten'" in said and "vitreous count --help" in said
+    assert not set("╭│─╰") & set(said)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_names_what_it_misses(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    shown = re.sub(r"\[[^\]]*\]+", "", capsys.readouterr().out.splitlines()[0])
+    if needed := [word for word in shown.split()[3:] if word.isupper() and word.isalpha()]:
+        assert cli.main([verb]) == 2
+        missing, _, command = capsys.readouterr().err.partition(" missing: ")
+        assert all(word in missing and word in command for word in needed)
 
 
 def test_version_and_bare_call() -> None:

@@ -59,8 +59,11 @@ class MissingDependencyError(VitreousError):
     """An optional package that this verb needs is not installed."""
 
 
-def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
-    """Return `; did you mean a, b, c?` for a mistyped name, or nothing when no name is near."""
+def nearest(name: str, known: Iterable[str], count: int = 3, before: str = "") -> str:
+    """Return `; did you mean a, b, c?` for a mistyped name, or nothing when no name is near.
+
+    `before` is what stands before each name and has no part in the comparison: the dashes of a flag.
+    """
     lowered = {candidate.lower(): candidate for candidate in known}
     matches = get_close_matches(name.lower(), lowered, n=count, cutoff=0.5)
-    return f"; did you mean {', '.join(lowered[match] for match in matches)}?" if matches else ""
+    return f"; did you mean {', '.join(before + lowered[match] for match in matches)}?" if matches else ""

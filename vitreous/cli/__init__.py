@@ -10,13 +10,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import tyro
-
 from vitreous import api, console
-from vitreous.cli.values import refuse_wrong_values, split_sizes
+from vitreous.cli.parsing import parse
+from vitreous.cli.values import split_sizes
 from vitreous.cli.verbs import VERBS
 from vitreous.errors import UsageError, VitreousError, nearest
-from vitreous.options import refuse_foreign_flags
 from vitreous.version import __version__
 
 ABOUT = "The Vision Transformer as software: train, measure, look inside, export, serve."
@@ -73,17 +71,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _run(verb: str, arguments: list[str], debug: bool) -> int:
     try:
-        arguments = split_sizes(arguments)
-        if (config := getattr(getattr(api, verb, None), "config", None)) is not None:
-            refuse_foreign_flags(config, arguments)
-            refuse_wrong_values(config, arguments)
-        tyro.cli(
-            VERBS[verb],
-            prog=f"vitreous {verb}",
-            description=description(verb),
-            args=arguments,
-            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-        )
+        parse(verb, VERBS[verb], description(verb), split_sizes(arguments))()
     except UsageError as error:
         return _stop(error, debug, str(error), status=2)
     except VitreousError as error:
