@@ -1,7 +1,6 @@
 """`vitreous evaluate`: the document's shape, honest splits, calibration that is sealed, odd test sets."""
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from shutil import copy
@@ -23,7 +22,7 @@ from vitreous.data.augment import evaluation_transform
 from vitreous.data.images import EncodedImages
 from vitreous.errors import CheckpointError, DataError, ModelError
 from vitreous.evals import calibration, corruptions
-from vitreous.evaluate import evaluate, percent
+from vitreous.evaluate import calibrating, conditions, evaluate, percent
 from vitreous.models.architecture import ViTConfig
 from vitreous.models.zoo import build
 from vitreous.predict import Classifier
@@ -202,7 +201,7 @@ def test_a_temperature_that_nothing_determines_is_not_written(
     sealed = overconfident(digits_file, tmp_path / "a.safetensors")
     before = sealed.read_bytes()
     monkeypatch.setattr(calibration, "determines", lambda *_: False)
-    monkeypatch.setattr(sys.modules["vitreous.evaluate"], "_is_better", lambda *_: True)
+    monkeypatch.setattr(calibrating, "_is_better", lambda *_: True)
     found = evaluate(str(sealed), "digits", EvaluateConfig(calibrate=True))["calibration"]
     assert not found["written"] and sealed.read_bytes() == before
     assert "don't determine a temperature" in capsys.readouterr().err
@@ -313,7 +312,7 @@ def test_what_is_corrupted_is_what_was_measured(
 
     monkeypatch.setattr(EncodedImages, "read", counted)
     monkeypatch.setattr(corruptions, "CORRUPTIONS", {"nothing": (nothing, range(5))})
-    monkeypatch.setattr(sys.modules["vitreous.evaluate"], "AT_ONCE", 5)
+    monkeypatch.setattr(conditions, "AT_ONCE", 5)
     options = EvaluateConfig(corruptions=True, restrict=restrict, device="cpu")
     for seed in range(4):
         source = tiny_classifier("pad", seed).save(tmp_path / f"{seed}.safetensors")
