@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import vitreous
 from tests.conftest import randomize, train_digits
-from vitreous import checkpoint, cli
+from vitreous import checkpoint, cli, files
 from vitreous.config import EvaluateConfig, Preprocessing, ProbeConfig, TrainConfig
 from vitreous.data import open_data
 from vitreous.data.augment import evaluation_transform
@@ -112,6 +112,66 @@ def test_calibration_is_fitted_on_val_sealed_and_used(
     plain.about = {}
     checkpoint.write(plain, sealed)
     assert sure < vitreous.load(sealed).predict(picture)[0].probability
+
+
+CARD = """# Model card
+
+An image classifier.
+
+## Results
+
+| split | accuracy |
+|---|---|
+| test | 98.00% |
+
+## Recipe
+
+- epochs: 3
+
+## Limits
+
+It knows these classes only.
+"""
+
+
+def test_the_card_of_a_run_tells_of_its_calibration(
+    digits_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As sealed, between the results and the recipe; the rest of the card stays, whatever it says."""
+    sealed, card = overconfident(digits_file, tmp_path / "best.safetensors"), tmp_path / "model_card.md"
+    card.write_text(CARD)
+
+    def killed(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(files, "publish", killed)
+        evaluate(str(tmp_path), "digits", EvaluateConfig(calibrate=True))
+    assert card.read_text() == CARD and "calibration" not in checkpoint.read(sealed).about  # sealed first
+    found = evaluate(str(tmp_path), "digits", EvaluateConfig(calibrate=True))
+    fit = found["calibration"]
+    before, after = fit["before"], fit["after"]
+    told = (
+        f"Probabilities are calibrated: logits are divided by {fit['temperature']:.4g}, fitted on "
+        f"{fit['images']} val images. On {found['count']} test images, which had no part in it: "
+        f"calibration error {percent(before['ece'])} → {percent(after['ece'])}, "
+        f"loss {before['loss']:.4f} → {after['loss']:.4f}."
+    )
+    assert card.read_text() == CARD.replace("## Recipe", f"## Calibration\n\n{told}\n\n## Recipe")
+    card.write_text(
+        CARD
+    )  # as if it had not come so far: the next call makes it good, though nothing is fitted
+    again = evaluate(str(tmp_path), "digits", EvaluateConfig(calibrate=True))
+    assert not again["calibration"]["written"] and card.read_text().count(told) == 1
+    evaluate(str(tmp_path), "digits", EvaluateConfig(calibrate=True))
+    assert card.read_text().count("## Calibration") == 1
+
+
+def test_only_the_best_model_of_a_run_is_on_its_card(digits_file: Path, tmp_path: Path) -> None:
+    overconfident(digits_file, tmp_path / "last.safetensors")
+    (tmp_path / "model_card.md").write_text(CARD)
+    evaluate(str(tmp_path / "last.safetensors"), "digits", EvaluateConfig(calibrate=True))
+    assert (tmp_path / "model_card.md").read_text() == CARD
 
 
 def overconfident(source: Path, path: Path) -> Path:
@@ -227,12 +287,16 @@ def test_thresholds_are_written_only_where_they_help(pairs: Path, tmp_path: Path
     with torch.no_grad():
         model.model.head.bias -= 5.0
     sealed = Classifier(model.model, model.preprocess, model.labels, {"multilabel": True}).save(
-        tmp_path / "several.safetensors"
+        tmp_path / "best.safetensors"
     )
+    (tmp_path / "model_card.md").write_text("# Model card\n\n")
     options = EvaluateConfig(calibrate=True)
     found = evaluate(str(sealed), str(tmp_path / "several.npz"), options)["calibration"]
     assert found["written"] and found["after"]["f1"] > found["before"]["f1"] == 0
     assert checkpoint.read(sealed).about["thresholds"] == found["thresholds"]
+    told = (tmp_path / "model_card.md").read_text()
+    assert "## Calibration\n\nEach label has a threshold of its own, fitted on 200 val images. On " in told
+    assert f"F1 0.00 % → {percent(found['after']['f1'])}." in told
     assert not evaluate(str(sealed), str(tmp_path / "several.npz"), options)["calibration"]["written"]
 
 

@@ -45,6 +45,20 @@ def test_an_ended_run_goes_on_from_its_last_state(undisturbed: Result, extended:
     assert "After its recipe the run was extended from step 36 by 3 epochs." in card
 
 
+def test_the_card_keeps_the_calibration_of_a_model_that_stays_the_best(
+    data: str, undisturbed: Result, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(undisturbed.folder, tmp_path / "run"))
+    weights = checkpoint.read(folder / "best.safetensors")
+    weights.about["calibration"] = {"temperature": 1.5, "images": 30}
+    weights.about["results"]["val"] |= {"accuracy": 1.0, "loss": 0.0}  # nothing can be better
+    checkpoint.write(weights, folder / "best.safetensors")
+    run(data, folder, extend=3)
+    card = (folder / "model_card.md").read_text()
+    assert "## Calibration\n\nProbabilities are calibrated: logits are divided by 1.5.\n\n## Recipe" in card
+    assert "## Calibration" not in (undisturbed.folder / "model_card.md").read_text()
+
+
 @pytest.mark.parametrize("when", [1, 9])
 def test_a_kill_within_the_extension_changes_nothing(
     when: int, data: str, undisturbed: Result, extended: Result, tmp_path: Path

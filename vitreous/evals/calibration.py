@@ -4,6 +4,7 @@
 Letters: N images, K classes.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
 BINS = 15
+HEADING = "## Calibration"
 
 
 def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> list[dict[str, float]]:
@@ -53,6 +55,38 @@ def determines(logits: np.ndarray, targets: np.ndarray) -> bool:
     """Tell whether images determine a temperature: where all are answered right, the colder the better."""
     right = logits.argmax(1) == targets
     return bool(right.any() and not right.all())
+
+
+def section(about: Mapping[str, Any]) -> str:
+    """Return what a model card says of the calibration, from what is recorded of the model; or nothing."""
+    told = _told(about)
+    return f"{HEADING}\n\n{told}\n\n" if told else ""
+
+
+def _told(about: Mapping[str, Any]) -> str:
+    record = about.get("calibration") or {}
+    several = about.get("multilabel") is True
+    if not isinstance(record, dict) or not ("thresholds" in about if several else "temperature" in record):
+        return ""
+    how = "Each label has a threshold of its own"
+    if not several:
+        how = f"Probabilities are calibrated: logits are divided by {record['temperature']:.4g}"
+    if "after" not in record:  # sealed by an earlier version
+        return f"{how}."
+    names = {"ece": "calibration error", "loss": "loss", "f1": "F1"}
+    changes = [
+        f"{name} {_shown(key, record['before'][key])} → {_shown(key, record['after'][key])}"
+        for key, name in names.items()
+        if key in record["after"]
+    ]
+    return (
+        f"{how}, fitted on {record['images']:,} val images. "
+        f"On {record['measured']:,} {record['split']} images, which had no part in it: {', '.join(changes)}."
+    )
+
+
+def _shown(name: str, value: float) -> str:
+    return f"{value:.4f}" if name == "loss" else f"{100 * value:.2f} %"
 
 
 def coverage_curve(confidence: np.ndarray, right: np.ndarray, points: int = 20) -> list[dict[str, float]]:

@@ -11,6 +11,7 @@ from vitreous.config import EvaluateConfig
 from vitreous.data import Dataset
 from vitreous.errors import CheckpointError
 from vitreous.evals import alignment, calibration, multilabel, outputs
+from vitreous.evaluate import card
 from vitreous.evaluate.measuring import Measured, figures, measure
 from vitreous.evaluate.table import change
 from vitreous.predict import Classifier
@@ -41,7 +42,6 @@ def calibrate(
     judged = ("f1",) if dataset.multilabel else ("loss", "ece")
     first, second = ({key: figures(each, options)[key] for key in judged} for each in (before, after))
     # The loss is what was fitted, the calibration error what people look at: neither may get worse
-    found = fitted.get("calibration", {"thresholds": fitted.get("thresholds")})
     helps = second["f1"] > first["f1"] if dataset.multilabel else _is_better(second, first)
     if not determined:
         helps = False
@@ -50,14 +50,20 @@ def calibrate(
             f"{images:,} val images don't determine a temperature: the model is right about all of them, "
             "or none: add images to val"
         )
+    fitted_on, seen = len(dataset.splits["val"]), len(before.answers.indices)
+    outcome = {"split": name, "before": first, "after": second}
+    if helps:
+        record = {"images": fitted_on, **fitted.get("calibration", {}), "measured": seen, **outcome}
+        changed.about = {**changed.about, "calibration": record}
     kept = changed if helps else classifier
     weights = checkpoint.read(path)
     if weights.about != kept.about:
         weights.about = kept.about
         checkpoint.write(weights, path)  # the old file stays until the new one is whole
-    document = {**found, "split": name, "before": first, "after": second, "written": helps}
+    card.update(path, kept.about)  # from what is sealed, so that a card that was cut short is made good
+    found = fitted.get("calibration", {"thresholds": fitted.get("thresholds")})
+    document = {**found, **outcome, "written": helps}
     what = f"temperature {found['temperature']:.3f}" if "temperature" in found else "thresholds"
-    fitted_on, seen = len(dataset.splits["val"]), len(before.answers.indices)
     console.note(
         f"{what}, fitted on {fitted_on:,} val images; on {seen:,} {name} images, which had no part in it: "
         f"{change(first, second)}: {f'written into {path}' if helps else 'not written'}"

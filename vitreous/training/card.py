@@ -1,11 +1,12 @@
 """The model card: what a model is, what it was trained on, how good it is, what it is not for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vitreous import console
 from vitreous.config import Augment
+from vitreous.evals import calibration
 from vitreous.models import cost
 from vitreous.training import portability
 
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from vitreous.training.schedule import Stage
 
 
-def write(training: "Training", results: dict[str, Any]) -> str:
-    """Return the card as Markdown."""
+def write(training: "Training", results: dict[str, Any], about: Mapping[str, Any]) -> str:
+    """Return the card as Markdown; `about` is what the sealed file says of the best model."""
     plan, objective, dataset = training.plan, training.objective, training.dataset
     splits = ", ".join(f"{len(split):,} {name}" for name, split in dataset.splits.items())
     carved = f" Carved from the training images: {', '.join(dataset.carved)}." if dataset.carved else ""
@@ -38,7 +39,7 @@ It has {cost.parameters(plan.architecture):,} parameters. It converts to {portab
 
 Taken on {taken}. The best step was chosen on `val`.{_extended(training)}
 
-## Recipe
+{calibration.section(about)}## Recipe
 
 {recipe}
 

@@ -130,7 +130,7 @@ def conclude(training: "Training") -> Result:
             weights.about[thumbnails.ENTRY] = made
         checkpoint.write(weights, best)
         files.write_json(run / "evaluation.json", document)
-        files.write_text(run / "model_card.md", card.write(training, results))
+        files.write_text(run / "model_card.md", card.write(training, results, weights.about))
         files.write_json(run / "results.json", results)  # last: that it exists says that all is done
 
     parallel.on_main(write, world)
