@@ -73,6 +73,31 @@ def test_a_dozen_images_are_too_few_to_tell() -> None:
         assert bool(advise(found, {}, PLAN, "accuracy")) == told
 
 
+def test_a_run_that_was_short_is_told_only_that() -> None:
+    """What was seen once or twice, and is not recognised yet, is not known by heart."""
+    plan = choose(TrainConfig(epochs=2), PHOTOS)
+    (line,) = advise(results(0.55, 0.3), {}, plan, "accuracy", passes=2.0)
+    assert line == "underfitting (55.0% of training images, 30.0% of test, after 2 epochs): try --epochs 6"
+    (line,) = advise(results(0.55, 0.5), {}, replace(plan, epochs=1), "accuracy", passes=1.0)
+    assert line.endswith("50.0% of test, after one epoch): try --epochs 3")
+    budget = replace(plan, epochs=None, time_budget=60.0)
+    assert (
+        "after 0.4 epochs): try --time-budget 3m" in advise(results(0.5, 0.3), {}, budget, "accuracy", 0.4)[0]
+    )
+    # Images that are recognised were learned, however short the run was; so they were by a head that was
+    # fitted first, and by a longer run
+    assert "overfitting" in advise(results(0.95, 0.6), {}, plan, "accuracy", passes=2.0)[0]
+    fitted = replace(plan, fit_head=True, init="tiny")
+    assert "overfitting" in advise(results(0.7, 0.4), {}, fitted, "accuracy", passes=2.0)[0]
+    assert "overfitting" in advise(results(0.55, 0.3), {}, plan, "accuracy", passes=3.0)[0]
+
+
+def test_few_training_images_are_too_few_to_tell_too() -> None:
+    for count, told in ((12, False), (500, True)):
+        found = {"train": {"accuracy": 0.8, "count": count}, "test": {"accuracy": 0.6, "count": 400}}
+        assert bool(advise(found, {}, PLAN, "accuracy")) == told
+
+
 def test_several_labels_and_missing_figures() -> None:
     scores = {"train": {"mean_average_precision": 0.9}, "val": {"mean_average_precision": 0.6}}
     line = advise(scores, {}, PLAN, "mean_average_precision")[0]

@@ -212,6 +212,7 @@ def test_a_run_is_told_what_is_wrong_with_it(
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["train"]["count"] == 96 and results["train"]["accuracy"] < 0.8
     assert any(line.startswith("underfitting (") for line in results["advice"])
+    assert any(line.endswith(", after one epoch): try --epochs 3") for line in results["advice"])
     assert all(line in capsys.readouterr().err.replace("\n", " ") for line in results["advice"][:1])
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
     assert all(f"<li>{line[0].upper()}{line[1:]}.</li>" in page for line in results["advice"])

@@ -5,7 +5,7 @@ were not trained on; and where the time went.
 """
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 from vitreous.training.plan import Plan
@@ -20,11 +20,24 @@ SILENT = 0.1
 """The share of the classes that may never be recognised."""
 SAMPLE = 500
 """How many training images are looked at."""
+SHORT = 2.0
+"""Passes over the images after which a model that has not learned them was not trained for long: nothing is
+known by heart that was seen once or twice."""
 
 
-def advise(results: Mapping[str, Any], document: Mapping[str, Any], plan: Plan, headline: str) -> list[str]:
-    """Return a line for each thing that is wrong: what was seen, and what to try."""
-    found = [_waiting(results), _silent(document.get("per_class", []), plan), _fit(results, plan, headline)]
+def advise(
+    results: Mapping[str, Any],
+    document: Mapping[str, Any],
+    plan: Plan,
+    headline: str,
+    passes: float = inf,
+) -> list[str]:
+    """Return a line for each thing that is wrong: what was seen, and what to try.
+
+    `passes`: how often the run went over its images.
+    """
+    rows = document.get("per_class", [])
+    found = [_waiting(results), _silent(rows, plan), _fit(results, plan, headline, passes)]
     return [line for line in found if line]
 
 
@@ -49,7 +62,7 @@ def _silent(rows: Sequence[Mapping[str, Any]], plan: Plan) -> str:
     )
 
 
-def _fit(results: Mapping[str, Any], plan: Plan, headline: str) -> str:
+def _fit(results: Mapping[str, Any], plan: Plan, headline: str, passes: float) -> str:
     """Compare training images with others: underfitted, or overfitted."""
     split = "test" if "test" in results else "val"
     known, others = ((results.get(name) or {}).get(headline) for name in ("train", split))
@@ -58,7 +71,11 @@ def _fit(results: Mapping[str, Any], plan: Plan, headline: str) -> str:
     figures = f"{known:.1%} of training images, {others:.1%} of {split}"
     if headline != "accuracy":
         figures = f"{headline.replace('_', ' ')} {known:.1%} on training images, {others:.1%} on {split}"
-    if known - others > max(GAP, 2 * _error(others, results[split].get("count"))):
+    # A head that was fitted first has converged on its images before any of them is seen
+    if passes <= SHORT and known < LEARNED and not plan.fit_head:
+        return f"underfitting ({figures}, after {_epochs(passes)}): try {_longer(plan)}"
+    counts = ((known, results["train"].get("count")), (others, results[split].get("count")))
+    if known - others > max(GAP, 2 * sqrt(sum(_variance(*each) for each in counts))):
         start = "" if plan.init else ", or a trained model to start from (--init)"
         return f"overfitting ({figures}): try {_harder(plan)}, more images{start}"
     if known < LEARNED:
@@ -66,9 +83,13 @@ def _fit(results: Mapping[str, Any], plan: Plan, headline: str) -> str:
     return ""
 
 
-def _error(share: float, count: float | None) -> float:
-    """Return the standard error of a share of `count` images: two wrong ones in a dozen say little."""
-    return sqrt(share * (1.0 - share) / count) if count else 0.0
+def _variance(share: float, count: float | None) -> float:
+    """Return the variance of a share of `count` images: two wrong ones in a dozen say little."""
+    return share * (1.0 - share) / count if count else 0.0
+
+
+def _epochs(passes: float) -> str:
+    return "one epoch" if passes == 1 else f"{passes:.1g} epochs" if passes < 1 else f"{passes:.2g} epochs"
 
 
 def _longer(plan: Plan) -> str:

@@ -116,7 +116,8 @@ def conclude(training: "Training") -> Result:
         known = train.select(train.sample(advice.SAMPLE))
         results["train"] = dict(_evaluate(training, known, "train").figures)
     results |= _speed(training)
-    results["advice"] = advice.advise(results, document, plan, objective.headline)
+    passes = training.position.step / training.loader.steps_per_epoch
+    results["advice"] = advice.advise(results, document, plan, objective.headline, passes)
     if len(training.stages) > 1:
         results["extensions"] = len(training.stages) - 1
     weights.about["results"] = {name: results[name] for name in ("val", "test") if name in results}
