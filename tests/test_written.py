@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from vitreous import console, files, written
+from vitreous.data.images import EncodedImages
+from vitreous.report import page
+from vitreous.report.document import Report
 
 STRAY = "caf\udce9.png"
 
@@ -36,7 +39,23 @@ def test_results_reach_any_output(encoding: str, monkeypatch: pytest.MonkeyPatch
     console.document({"file": STRAY, "loss": nan})
     console.result(STRAY)
     said = held.getvalue().decode(encoding)
-    assert r"caf\udce9.png" in said.splitlines()[1] and '"loss": null' in said
+    lines = said.splitlines()
+    assert r"caf\xe9.png" in lines[1] and lines[-1] == r"caf\xe9.png" and '"loss": null' in said
+
+
+def test_a_byte_that_is_no_text_is_shown_in_one_form(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the terminal, in pages and cards, and in the names of a data set."""
+    for say in (console.note, console.warn, console.fail, console.result):
+        say(f"file {STRAY}")
+    said = capsys.readouterr()
+    assert said.err.count(r"file caf\xe9.png") == 3 and said.out == "file caf\\xe9.png\n"
+    files.write_text(tmp_path / "card.md", STRAY)
+    assert (tmp_path / "card.md").read_text() == r"caf\xe9.png"
+    assert EncodedImages([STRAY], [STRAY]).name(0) == r"caf\xe9.png"
+    built = page.render(Report(title=STRAY))
+    assert r"<h1><bdi>caf\xe9.png</bdi></h1>" in built and built.encode()
 
 
 def test_names_can_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +65,7 @@ def test_names_can_not_command_the_terminal(capsys: pytest.CaptureFixture[str]) 
     console.warn(evil)
     console.fail(evil)
     said = capsys.readouterr()
-    for text, lines in ((said.out, 2), (said.err, 6)):
+    for text, lines in ((said.out, 2), (said.err, 3)):  # one line for each message
         assert len(text.splitlines()) == lines and r"\x1b[31mred\x07\r" in text and r"\u202egnp" in text
         assert not set(text) & {"\x1b", "\x07", "\r", "\x9b", "\u202e"}
     assert written.harmless("é 猫 \u200d\u00a0") == "é 猫 \u200d\u00a0"

@@ -15,7 +15,7 @@ Cell = str | int | float | None
 
 
 def note(message: str) -> None:
-    """Write a message on the way: a choice that was made, a file that was written."""
+    """Write a message on the way, one line: a choice that was made, a file that was written."""
     _line(message, style=None)
 
 
@@ -85,7 +85,7 @@ def _draw(columns: Sequence[str], rows: list[list[str]], numeric: list[bool], ti
 
 
 def _line(message: str, style: str | None) -> None:
-    message = harmless(message, lines=True)
+    message = encodable(harmless(message), encoding_of(sys.stderr))
     if style is not None and sys.stderr.isatty():
         from rich.console import Console
         from rich.text import Text

@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from vitreous.errors import DiskFullError, VitreousError
-from vitreous.written import encodable
+from vitreous.written import encodable, finite_json
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LONGEST_FIELD = (1 << 31) - 1
@@ -95,7 +94,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically; what is not finite is refused."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, finite_json(value, indent=2) + "\n")
 
 
 def sync_folder(folder: Path) -> None:

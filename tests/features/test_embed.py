@@ -1,6 +1,7 @@
 """`vitreous embed`: the model's own features, of length one, with what each picture is."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -47,6 +48,21 @@ def test_features_are_the_models_own_with_file_label_and_split(digits_file: Path
     assert about["model"]["labels"] == clf.labels and about["model"]["source"] == str(digits_file)
     assert about["model"]["preprocessing"]["mean"] == [0.3] and held["classes"].tolist() == data.labels
     assert about["model"]["checksum"] == found.checksum
+
+
+def test_a_file_with_an_odd_name_is_one_line(
+    digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digits_files(tmp_path / "flat", count=3)
+    for name in (b"a\nb.png", b"caf\xe9.png"):
+        (tmp_path / "flat" / os.fsdecode(name)).write_bytes(b"not a picture")
+    words = ["embed", str(digits_file), str(tmp_path / "flat"), "--out", str(tmp_path / "x.npz")]
+    assert cli.main(words) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if ".png" in line]
+    assert len(warnings) == 2 and all(line.startswith("warning: ") for line in warnings)
+    assert r"a\nb.png: " in warnings[0] and r"caf\xe9.png: " in warnings[1]
+    found = [row["error"] for row in vitreous.search(tmp_path / "x.npz", [tmp_path / "flat" / "a\nb.png"])]
+    assert len(found) == 1 and found[0]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from PIL import Image
 from vitreous.data.decode import MAX_PIXELS, decode, read_file, to_channels
 from vitreous.data.descriptors import OpenFiles
 from vitreous.errors import DataError
+from vitreous.written import encodable
 
 
 class EncodedImages:
@@ -30,7 +31,7 @@ class EncodedImages:
         """Without `owner` image i is the file `paths[i]`; with it, a range of the file `paths[owner[i]]`.
 
         `files`: the open shards, shared with the store that this is a part of; they close with the last."""
-        self.paths, self.names = list(paths), [printable(name) for name in names]
+        self.paths, self.names = list(paths), [encodable(name) for name in names]
         self.owner, self.offsets, self.sizes = owner, offsets, sizes
         self._files = OpenFiles() if files is None else files
 
@@ -163,11 +164,6 @@ def is_utf8(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def printable(name: str) -> str:
-    """Return a file's name as it can be shown and written down: bytes that are not UTF-8 as `\\xff`."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:

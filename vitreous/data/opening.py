@@ -10,12 +10,13 @@ import numpy as np
 
 from vitreous.data import content, holdout
 from vitreous.data.decode import SUFFIXES
-from vitreous.data.images import ArrayImages, is_utf8, printable
+from vitreous.data.images import ArrayImages, is_utf8
 from vitreous.data.sources import arrays, folders, named, parquet, shards, tables
 from vitreous.data.sources.found import LONGEST_NUMBER, Found, Label
 from vitreous.data.sources.memory import PREFIX, InMemory
 from vitreous.data.split import Dataset, Split
 from vitreous.errors import DataError, UnlabelledError, nearest
+from vitreous.written import encodable
 
 MOST_TARGETS = 1 << 32
 """Images times labels where an image has several: one byte each."""
@@ -194,7 +195,7 @@ def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | 
     else:
         names = _sorted_names({_name(label, source) for label in everything})
     if (odd := next((name for name in names if not is_utf8(name)), None)) is not None:
-        raise DataError(f"{source}: the class '{printable(odd)}' is not named in UTF-8: rename it")
+        raise DataError(f"{source}: the class '{encodable(odd)}' is not named in UTF-8: rename it")
     if len(set(names)) < len(names):
         raise DataError(f"{source}: two classes have the same name: make class names unique")
     numbers = {name: number for number, name in enumerate(names)}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from vitreous.data import heif
 from vitreous.data.decode import SUFFIXES
-from vitreous.data.images import printable
+from vitreous.written import encodable
 
 SORTED_UP_TO = 100_000
 """Entries of a folder that are sorted; any more come in the disk's order, so that not all names are held."""
@@ -51,7 +51,7 @@ class Tally:
     def add(self, reason: str, example: str) -> None:
         """Count one more."""
         self.counts[reason] = self.counts.get(reason, 0) + 1
-        self.examples.setdefault(reason, printable(example))
+        self.examples.setdefault(reason, encodable(example))
 
     def found(self) -> tuple[LeftOut, ...]:
         """Return the counts, the largest first."""

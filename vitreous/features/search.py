@@ -11,7 +11,7 @@ import torch
 from vitreous.config import SearchConfig
 from vitreous.data import content
 from vitreous.data.decode import decode, read_file
-from vitreous.data.images import printable, to_pixels
+from vitreous.data.images import to_pixels
 from vitreous.errors import CheckpointError, DataError, OptionError
 from vitreous.evals import features, neighbours
 from vitreous.features import index
@@ -72,7 +72,7 @@ class Searcher:
                     if isinstance(image, Prepared)
                     else {"error": stream.reason(item, image)}
                 )
-                yield {"file": printable(item.file), **answer}
+                yield {"file": item.file, **answer}
 
     def _matches(
         self, read: list[tuple[Item, Prepared]], options: SearchConfig

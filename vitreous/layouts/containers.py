@@ -25,6 +25,7 @@ from torch import Tensor
 from vitreous import files
 from vitreous.errors import CheckpointError, MissingDependencyError
 from vitreous.models.weights import MOST_TENSORS
+from vitreous.written import as_json
 
 DOCUMENTS = ("config.json", "preprocessor_config.json")
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "model.npz")
@@ -80,7 +81,7 @@ def write(container: Container, path: Path) -> Path:
         return path
     if path.suffix != ".safetensors":
         for name, document in container.documents.items():
-            files.write_text(path / name, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+            files.write_text(path / name, as_json(document, indent=2) + "\n")
         path = path / "model.safetensors"
     with files.atomic(path) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"})

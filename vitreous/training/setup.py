@@ -13,7 +13,7 @@ from vitreous import checkpoint, console, files, parallel
 from vitreous.config import Augment, Compile, FinetuneConfig, TrainConfig
 from vitreous.data import Dataset, require_readable, thumbnails, typical_size
 from vitreous.data.bad import noted, nothing_to_learn
-from vitreous.data.images import ArrayImages, is_utf8, printable
+from vitreous.data.images import ArrayImages, is_utf8
 from vitreous.data.pictures import said
 from vitreous.errors import DataError, OptionError
 from vitreous.models import adapt, cost, zoo
@@ -25,6 +25,7 @@ from vitreous.training import defaults, extension, folder, pace, portability, re
 from vitreous.training.chosen import RATES
 from vitreous.training.facts import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
+from vitreous.written import encodable
 
 # What may differ between the command that started a run and the one that goes on with it.
 FREE = {
@@ -104,7 +105,7 @@ def identity(
     source = "" if start is None else start.source
     for path in (data, options.out or "", options.data_root or "", source):
         if not is_utf8(path):
-            raise DataError(f"{printable(path)}: its name is not in UTF-8: rename it")
+            raise DataError(f"{encodable(path)}: its name is not in UTF-8: rename it")
     if "train" not in dataset.splits or not len(dataset.splits["train"]):
         raise DataError(f"{data} has no training images: a train split is needed")
     now = {name: value for name, value in asdict(options).items() if name not in FREE}

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vitreous import files
-from vitreous.data.images import EncodedImages, Images, is_utf8, printable
+from vitreous.data.images import EncodedImages, Images, is_utf8
 from vitreous.data.sources.found import Found, Label, split_name
 from vitreous.errors import DataError
+from vitreous.written import encodable
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath", "image", "img")
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "tags", "y")
@@ -52,7 +53,7 @@ def from_columns(path: Path, columns: Mapping[str, Sequence[Any]], names: list[s
     label_column = column(path, columns, LABEL_COLUMNS, "labels")
     odd = next((text for text in columns[label_column] if isinstance(text, str) and not is_utf8(text)), None)
     if odd is not None:
-        raise DataError(f"{path}: the label {printable(odd)} is not in UTF-8: save the file as UTF-8")
+        raise DataError(f"{path}: the label {encodable(odd)} is not in UTF-8: save the file as UTF-8")
     labels = parse_labels(columns[label_column], path)
     files = [str(file) for file in columns[file_column]]
     missing = [number for number, file in enumerate(files) if not file]
