@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import FIXTURES
+from tests.test_evaluate import tiny_classifier
 from tests.test_vit import tiny
 from vitreous import cli
 from vitreous.config import Preprocessing
@@ -142,6 +143,19 @@ def test_what_a_layout_cannot_carry_is_said(
     assert len(found) == len(lost) and all(part in text for part, text in zip(lost, found, strict=True))
     warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert warned == [f"warning: the {layout} layout can't carry {text}" for text in found]
+
+
+def test_saving_says_what_converting_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """timm crops where this model pads: its predictions would be of other pixels."""
+    classifier = tiny_classifier("pad", 0)
+    sealed = classifier.save(tmp_path / "a.safetensors")
+    assert capsys.readouterr().err == ""
+    classifier.save(tmp_path / "saved", layout="timm")
+    said = capsys.readouterr().err
+    assert said.startswith("warning: the timm layout can't carry the preprocessing: pad 8x8, bicubic,")
+    assert said.count("\n") == 1
+    convert(str(sealed), tmp_path / "converted", "timm")
+    assert capsys.readouterr().err == said
 
 
 def test_a_model_without_names_or_calibration_loses_nothing(source: Path, tmp_path: Path) -> None:

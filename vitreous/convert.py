@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous import console, files, layouts
-from vitreous.config import Preprocessing
+from vitreous import files, layouts
 from vitreous.errors import LayoutError
 from vitreous.layouts import timm as timm_layout
-from vitreous.models import adapt
 from vitreous.models.architecture import Architecture
-from vitreous.models.weights import Model, Weights
-from vitreous.predict import load
-from vitreous.predict.loading import assumed_names
+from vitreous.models.weights import Model
+from vitreous.predict import Classifier, load, losses
 
 TOLERANCE = 1e-4
 
@@ -51,7 +48,7 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
     _remove(draft)
     try:
         with _random_head_if_zero(classifier.model):
-            classifier.save(draft, layout)
+            _write(classifier, draft, layout)
             name, difference = _compare(classifier.model, draft, layout)
         if not difference <= TOLERANCE:
             raise LayoutError(
@@ -59,14 +56,12 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
                 f"{TOLERANCE:.0e}: nothing was written to {destination}"
             )
         _remove(draft)
-        classifier.save(draft, layout)
-        lost = [] if layout == "vitreous" else left_behind(classifier.weights(), draft)
+        lost = _write(classifier, draft, layout)
         draft.rename(destination)
         files.sync_folder(destination.parent)
     finally:
         _remove(draft)
-    for each in lost:
-        console.warn(f"the {layout} layout can't carry {each}")
+    losses.warn(layout, lost)
     return Conversion(
         path=destination,
         layout=layout,
@@ -77,40 +72,12 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
     )
 
 
-def left_behind(weights: Weights, path: Path) -> list[str]:
-    """Return what is lost in a file of another layout, found by reading it back."""
-    config, about, lost = weights.config, weights.about, []
-    origin, found = layouts.read(path, {"heads": config.heads, "image_size": config.image_size})
-    if (temperature := (about.get("calibration") or {}).get("temperature", 1.0)) != 1.0:
-        lost.append(f"the temperature: divide the logits by {temperature:.4g} for calibrated probabilities")
-    if about.get("multilabel"):
-        lost.append("that an image may have several labels: take the sigmoid of each logit")
-    if about.get("thresholds"):
-        lost.append(f"the thresholds of {len(about['thresholds'])} labels")
-    if about.get("abstain"):
-        lost.append(f"the probability below which no label is given ({about['abstain']:g})")
-    if weights.labels and (found.labels or assumed_names(found, origin)) != weights.labels:
-        lost.append(f"the names of {len(weights.labels):,} classes")
-    read = adapt.refit(found.preprocessing or Preprocessing(), config.image_size, config.in_channels)
-    if weights.preprocessing is not None and _filled(read) != _filled(weights.preprocessing):
-        lost.append(f"the preprocessing: {_described(weights.preprocessing)}")
-    return lost
-
-
-def _filled(preprocessing: Preprocessing) -> Preprocessing:
-    """Return the same preprocessing with its size before the crop written out."""
-    return replace(preprocessing, resize_size=preprocessing.resize_size or preprocessing.image_size)
-
-
-def _described(preprocessing: Preprocessing) -> str:
-    """Return a preprocessing in one line."""
-    height, width = preprocessing.resize_size or preprocessing.image_size
-    size = f"{preprocessing.image_size[0]}x{preprocessing.image_size[1]}"
-    mean, std = (
-        ", ".join(f"{each:.4g}" for each in some) for some in (preprocessing.mean, preprocessing.std)
-    )
-    how = f"{preprocessing.resize} {height}x{width}, {preprocessing.interpolation}"
-    return f"{how}, cropped to {size}, mean {mean}, std {std}"
+def _write(classifier: Classifier, path: Path, layout: str) -> list[str]:
+    """Write the classifier; return what it loses."""
+    if layout == "vitreous":
+        classifier.save(path)
+        return []
+    return losses.write(classifier.weights(), path, layout)[1]
 
 
 def _compare(model: Model, path: Path, layout: str) -> tuple[str, float]:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous import checkpoint, files, layouts, parallel
+from vitreous import checkpoint, files, parallel
 from vitreous.data.augment import EvaluationTransform, normalize
 from vitreous.data.decode import decode
 from vitreous.data.sources.arrays import levels
@@ -248,11 +248,18 @@ class Classifier:
         return [max(each, self.abstain) for each in self.thresholds]
 
     def save(self, path: str | Path, layout: str = "vitreous") -> Path:
-        """Write the classifier: `vitreous` (one sealed file), `timm`, `hf`, `google` or `torchvision`."""
+        """Write the classifier: `vitreous` (one sealed file), `timm`, `hf`, `google` or `torchvision`.
+
+        What such a layout has no place for is said in a warning: padding, class names, a temperature.
+        """
         path = Path(path)
         files.require_utf8(path)
         if layout != "vitreous":
-            return layouts.write(self.weights(), path, layout)
+            from vitreous.predict import losses
+
+            written, lost = losses.write(self.weights(), path, layout)
+            losses.warn(layout, lost)
+            return written
         path = path if path.suffix == ".safetensors" else path / "model.safetensors"
         checkpoint.write(self.weights(), path)
         return path
