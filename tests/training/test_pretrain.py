@@ -19,12 +19,16 @@ from tests import ranks
 from tests.forks import FORKS
 from tests.training.runs import assert_same_run, assert_same_weights, plan_of, records, weights
 from vitreous import parallel
-from vitreous.config import PretrainConfig
+from vitreous.config import Preprocessing, PretrainConfig
 from vitreous.convert import convert
+from vitreous.data import Batch
 from vitreous.errors import OptionError, TrainingError
+from vitreous.models import zoo
+from vitreous.models.architecture import ViTConfig
 from vitreous.objectives.dino import Dino
 from vitreous.predict import load
 from vitreous.training import Result, pretrain
+from vitreous.training.gradients import Gradients
 from vitreous.training.state import State
 
 OPTIONS = PretrainConfig(
@@ -101,6 +105,39 @@ def test_two_ranks_are_as_one(data: str, tmp_path: Path) -> None:
             for folder in (tmp_path / "two" / name, alone.folder)
         ]
         assert traces[0] == pytest.approx(traces[1], abs=1e-4), name
+
+
+def _centre_here(counts: list[int], out: Path | None) -> None:
+    """Take the gradients of a rank's images of a batch, two at a time, and keep the centre that follows."""
+    with parallel.join("cpu") as world:
+        torch.manual_seed(0)
+        shape = {"width": 16, "depth": 1, "heads": 2, "mlp_width": 32, "num_classes": 0}
+        model = zoo.build(ViTConfig(image_size=(8, 8), patch_size=(4, 4), **shape))
+        settings = Preprocessing(image_size=(8, 8))
+        task = Dino(model, settings, prototypes=20).train()
+        rng, total = torch.Generator().manual_seed(1), sum(counts)
+        images = (
+            torch.randn(2, total, 3, 8, 8, generator=rng) * torch.arange(1, total + 1)[:, None, None, None]
+        )
+        start = sum(counts[: world.rank])
+        own = slice(start, start + counts[world.rank] if world.size > 1 else total)
+        numbers = torch.arange(total)[own]
+        batch = Batch(images[:, own].flatten(0, 1), numbers * 0, numbers, views=2)
+        about = {"images": total, "micro_batch": 2, "precision": "float32", "seed": 0, "note": print}
+        Gradients(task, task, world, **about)(batch, 0)
+        task.after_update(0, None)
+        if world.is_main and out is not None:
+            torch.save(task.center, out)
+
+
+@pytest.mark.parametrize("counts", [[3, 2], [5, 4], [1, 0]], ids=str)
+def test_the_centre_is_of_every_image_once(counts: list[int], tmp_path: Path) -> None:
+    """Also where one rank has a part less, and works on one again to keep step with the other."""
+    ranks.run(2, _centre_here, counts, tmp_path / "two.pt")
+    _centre_here(counts, tmp_path / "one.pt")
+    found, expected = (torch.load(tmp_path / name) for name in ("two.pt", "one.pt"))
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(found, expected)
 
 
 def test_labels_only_watch(runs: dict[str, Result], data: str, tmp_path: Path) -> None:

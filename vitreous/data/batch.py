@@ -25,6 +25,9 @@ class Batch:
     A task takes its draws from these, so they are the same on any rank and in a resumed run."""
     small: Tensor | None = None
     """float32 (S·B, C, h, w), on the device: the small crops, if the task asks for such views."""
+    counts: bool = True
+    """False: these images are in another part already. They only keep a rank in step with the others, which
+    have a part more: a task that notes something of the images it sees takes nothing from them."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -48,6 +51,7 @@ class Batch:
             self.views,
             self._rows(self.words, start, stop),
             self._rows(self.small, start, stop),
+            self.counts,
         )
 
     def parts(self, size: int) -> "list[Batch]":

@@ -171,7 +171,7 @@ class Dino(Unlabelled):
     def teach(self, batch: Batch) -> Tensor:  # (V, B, K)
         """Return the teacher's scores of the large views, and in training note them for the centre."""
         scores = self.teacher["head"](self.kept.encode(batch.images))
-        if self.training:
+        if self.training and batch.counts:
             self.scores += scores.sum(0)
             self.scored += len(scores)
         return scores.unflatten(0, (batch.views, len(batch)))

@@ -1,6 +1,7 @@
 """The gradients of a batch, added up in parts that fit into memory; no weight is changed here."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +79,8 @@ class Gradients:
         parts = [(part, len(part) / self.images) for part in batch.parts(self.micro_batch)]
         # Ranks that share a model wait for each other in it: one with an image less calls it as often.
         most = -(-self.images // self.world.size)
-        parts += [(batch.part(0, 1), 0.0)] * (-(-most // self.micro_batch) - len(parts))
+        idle = replace(batch.part(0, 1), counts=False)
+        parts += [(idle, 0.0)] * (-(-most // self.micro_batch) - len(parts))
         for number, (part, share) in enumerate(parts):
             with parallel.accumulating(module, last=number == len(parts) - 1):
                 with parallel.autocast(self.world.device, self.precision):
