@@ -1,7 +1,12 @@
 """What is done in batches on an accelerator is what is done image by image on the host."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.data_batches import SIZE, batches, digits_loader, split
 from tests.data_images import own_cache
@@ -33,6 +38,48 @@ def test_operations_in_batches_are_those_of_single_images(split: Split) -> None:
             total += len(levels)
             assert levels.mean(1).median() < 1.5
     assert apart / total < 0.05
+
+
+class Crossings(TorchDispatchMode):
+    """Notes what goes from the host to another device, and whether the host would wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[str] = []
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = function(*args, **kwargs)
+        sources = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        results = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
+        if any(each.is_meta for each in results) and any(each.is_cpu and each.ndim for each in sources):
+            self.count += 1
+            if not (kwargs.get("non_blocking") and all(hasattr(each, "pinned") for each in sources)):
+                self.waited.append(str(function))
+        return found
+
+
+def test_the_host_waits_for_nothing_that_it_sends(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All goes through pinned memory, and is not waited for: pixels, targets, draws, shares, partners, noise.
+
+    The device is one that computes nothing (meta); pinning, which needs a real one, is noted instead."""
+
+    def pinned(tensor: Tensor) -> Tensor:
+        copy = tensor.clone()
+        copy.pinned = True
+        return copy
+
+    monkeypatch.setattr(Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(Tensor, "is_pinned", lambda tensor: hasattr(tensor, "pinned"))
+    augment = Augment(crop_scale=(0.3, 1.0), mixup=0.4, cutmix=1.0, erase=0.9, geometry=0.5, color=0.5)
+    loader = HostLoader(split, preprocessing=SIZE, augment=augment, batch_size=12, device="meta", cache=None)
+    list(loader.epoch(0))  # constants go over once, before any step
+    with Crossings() as crossings:
+        batches = list(loader.epoch(1))
+    assert len(batches) == 3 and all(each.images.is_meta and each.targets.is_meta for each in batches)
+    assert crossings.waited == []
+    assert crossings.count == len(batches) * 7  # not one for each image
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

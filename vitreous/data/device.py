@@ -20,6 +20,7 @@ from vitreous.data.device_augment import BatchAugment
 from vitreous.data.device_store import Progress, fill
 from vitreous.data.host import Sampling
 from vitreous.data.mix import partners
+from vitreous.data.moving import to_device
 from vitreous.data.order import order_of, share, words
 from vitreous.data.pipeline import ATTEMPTS, SUBSTITUTE, SmallViews, shown_as
 from vitreous.data.pixels import Pixels
@@ -105,7 +106,7 @@ class DeviceLoader:
         rows, partner = self._rows(indices.shape[1])
         own = share(indices.shape[1], self.rank, self.world_size)
         numbers = torch.from_numpy(indices[:, own])
-        others = None if partner is None else self._moved(partner)
+        others = None if partner is None else to_device(partner, self.device)
         kinds = [
             self._views(epoch, kind, indices[:, rows], copies[:, rows]) for kind in range(len(self.shown))
         ]
@@ -119,7 +120,8 @@ class DeviceLoader:
 
         Draws are made for many batches at a time: a few dozen kernel launches serve them all."""
         batches = [self.shown[kind].rows(i, c) for i, c in zip(indices, copies, strict=True)]
-        plan = self._moved(np.stack([np.stack(column) for column in zip(*batches, strict=True)]))
+        stacked = np.stack([np.stack(column) for column in zip(*batches, strict=True)])
+        plan = to_device(stacked, self.device)
         augment = self.augments[kind]
         several = max(1, DRAWN // max(1, plan.shape[2] * len(augment.purposes)))
         for some, numbers in zip(*(each.split(several) for each in plan), strict=True):
@@ -179,13 +181,6 @@ class DeviceLoader:
         rows = np.concatenate([own, np.setdiff1d(paired, own)])
         return rows, (paired[:, None] == rows).argmax(1)
 
-    def _moved(self, array: np.ndarray) -> Tensor:
-        """Send an array to the device without waiting for it to arrive."""
-        tensor = torch.from_numpy(array)
-        if self.device.type != "cuda":
-            return tensor.to(self.device)
-        return tensor.pin_memory().to(self.device, non_blocking=True)
-
     @torch.no_grad()
     def _evaluation(self, start: int) -> Iterator[Batch]:
         """Iterate every readable image once, in order; a rank's batch may be empty."""
@@ -193,7 +188,7 @@ class DeviceLoader:
             indices, _ = self.order.batch(0, step)
             own = indices[share(len(indices), self.rank, self.world_size)]
             numbers = own[~np.isin(own, list(self.bad))]
-            chosen = self._moved(numbers)
+            chosen = to_device(numbers, self.device)
             pixels = self.store.pixels[chosen] * self.batch_augment.scale - self.batch_augment.shift
             mask = None if self.store.masks is None else self.store.masks[chosen]
             hashed = drawing.words(0, 0, chosen, 0)  # of the image alone

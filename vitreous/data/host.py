@@ -26,6 +26,7 @@ from vitreous.data import mix, operations, variation
 from vitreous.data.augment import ERASE, MIX, Draws, normalize
 from vitreous.data.bad import refusal
 from vitreous.data.batch import Batch
+from vitreous.data.moving import to_device
 from vitreous.data.order import order_of
 from vitreous.data.pipeline import Pipeline, Raw, Shown, SmallViews
 from vitreous.data.pixels import Pixels, open_cache
@@ -214,10 +215,10 @@ class HostLoader:
         raw, images = self._decoded(raw, epoch)
         numbers, size = torch.from_numpy(raw.indices[: raw.size]), raw.size
         targets = self._targets(raw.indices)
-        mask = None if raw.mask is None else raw.mask[: size * self.views].to(self.device, non_blocking=True)
+        mask = None if raw.mask is None else to_device(raw.mask[: size * self.views], self.device)
         if self.augment is None or size == 0:
             pixels = normalize(images[:size], self.preprocessing)
-            words = drawing.words(0, 0, numbers.to(self.device), 0)  # of the image alone
+            words = drawing.words(0, 0, to_device(numbers, self.device), 0)  # of the image alone
             return Batch(pixels, targets[:size], numbers, mask, self.views, words)
         shown = self.pipeline.shown
         pixels, draws, hashed = self._varied(images, raw, epoch, shown[0])
@@ -225,7 +226,7 @@ class HostLoader:
             pixels, targets = self._mixed(pixels, targets, draws, raw.partner)
         small = None
         if raw.small is not None:
-            small = self._varied(raw.small.to(self.device, non_blocking=True), raw, epoch, shown[1])[0]
+            small = self._varied(to_device(raw.small, self.device), raw, epoch, shown[1])[0]
         own = size * self.views
         return Batch(pixels[:own], targets[:size], numbers, mask, self.views, hashed[:own], small)
 
@@ -234,7 +235,7 @@ class HostLoader:
         draws = Draws(shown.augment, self.seed, epoch, *shown.rows(raw.indices, raw.copies))
         if self.on_device and draws.operate.shape[1]:
             images = operations.apply_batch(images, operations.choose(shown.augment, draws.operate))
-        hashed = draws.hashed.to(self.device, non_blocking=True)
+        hashed = to_device(draws.hashed, self.device)
         images = variation.vary(images, shown.augment, variation.draw(shown.augment, hashed))
         pixels = normalize(images, self.preprocessing)
         if shown.augment.erase > 0:
@@ -243,7 +244,7 @@ class HostLoader:
 
     def _decoded(self, raw: Raw, epoch: int) -> tuple[Raw, Tensor]:
         """Return the batch's pixels on the device, decoded there where they still have to be."""
-        images = raw.images.to(self.device, non_blocking=True)
+        images = to_device(raw.images, self.device)
         if raw.encoded is None:
             return raw, images
         if not len(images):
@@ -254,7 +255,7 @@ class HostLoader:
             return raw, images
         except RuntimeError:
             raw = self._note(self.pipeline.redo(raw, epoch))
-            return raw, raw.images.to(self.device)
+            return raw, to_device(raw.images, self.device)
 
     def _erased(self, pixels: Tensor, draws: Draws) -> Tensor:
         chances = draws.uniforms(ERASE, mix.ERASE_DRAWS)
@@ -270,7 +271,7 @@ class HostLoader:
         chances = draws.uniforms(MIX, mix.MIX_DRAWS)[:size]
         settings = self.augment if self._mixing else replace(self.augment, mix_probability=0.0)
         own, boxes = mix.mix_shares(settings, chances, *self.preprocessing.image_size)
-        others = torch.from_numpy(partner).to(self.device)
+        others = to_device(partner, self.device)
         soft = self._soft(targets)
         mixed = mix.mix(pixels[:size], pixels[others], own, boxes)
         return mixed, mix.mix_targets(soft[:size], soft[others], own)
@@ -279,7 +280,7 @@ class HostLoader:
         targets = torch.from_numpy(self.split.targets[indices])
         if targets.ndim == 2:
             targets = targets.float()
-        return targets.to(self.device, non_blocking=True)
+        return to_device(targets, self.device)
 
     def _soft(self, targets: Tensor) -> Tensor:
         if targets.ndim == 2:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.data.decode import draft_size, open_header, orientation
+from vitreous.data.moving import to_device
 from vitreous.data.pixels import shrunk_size
 from vitreous.data.resample import crop_resize
 
@@ -56,7 +57,7 @@ class Encoded:
             for view, (boxes, flips) in enumerate(zip(self.boxes, self.flips, strict=True)):
                 shown = _cropped(decoded, boxes[part], flips[part], size, interpolation)
                 places = torch.from_numpy(view * count + self.rows[part])
-                into[places.to(into.device, non_blocking=True)] = shown
+                into[to_device(places, into.device)] = shown
 
     def _parts(self) -> Iterator[slice]:
         """Return which images are decoded at a time: as many as there is room for."""

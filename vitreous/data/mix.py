@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitreous.config import Augment
 from vitreous.data.draws import NOISE, normals
+from vitreous.data.moving import to_device
 
 ERASE_DRAWS = 1 + 10 * 4
 MIX_DRAWS = 5
@@ -43,11 +44,17 @@ def erase(images: Tensor, boxes: np.ndarray, hashed: Tensor) -> Tensor:
     """Replace each image's rectangle, in place, with that part of the image's noise, drawn from `hashed` (its
     keys' words). The noise suits normalised pixels."""
     places = torch.arange(images[0].numel()).view(images.shape[1:])
+    rectangles = {}
     for i in np.flatnonzero(boxes[:, 2]):
         top, left, height, width = (int(v) for v in boxes[i])
-        rectangle = (slice(None), slice(top, top + height), slice(left, left + width))
-        drawn = normals(NOISE, places[rectangle], after=hashed[i])
-        images[i][rectangle] = drawn.to(images.device)
+        rectangles[i] = (slice(None), slice(top, top + height), slice(left, left + width))
+    if not rectangles:
+        return images
+    drawn = [normals(NOISE, places[where], after=hashed[i]) for i, where in rectangles.items()]
+    arrived = to_device(torch.cat([each.flatten() for each in drawn]), images.device)  # all of it at once
+    parts = arrived.split([each.numel() for each in drawn])
+    for (i, where), part, each in zip(rectangles.items(), parts, drawn, strict=True):
+        images[i][where] = part.view(each.shape)
     return images
 
 
@@ -76,7 +83,7 @@ def mix_shares(augment: Augment, draws: np.ndarray, height: int, width: int) -> 
 def mix(images: Tensor, partner: Tensor, own: np.ndarray, boxes: np.ndarray) -> Tensor:
     """Return each image mixed with its partner: a share of both, or a rectangle of the other."""
     blend = np.where(boxes[:, 2] * boxes[:, 3] > 0, 1.0, own).astype(np.float32)
-    share = torch.from_numpy(blend).to(images.device)[:, None, None, None]
+    share = to_device(blend, images.device)[:, None, None, None]
     mixed = partner + share * (images - partner)
     for i in np.flatnonzero(boxes[:, 2] * boxes[:, 3]):
         top, left, height, width = (int(v) for v in boxes[i])
@@ -88,5 +95,5 @@ def mix(images: Tensor, partner: Tensor, own: np.ndarray, boxes: np.ndarray) -> 
 
 def mix_targets(targets: Tensor, partner: Tensor, own: np.ndarray) -> Tensor:
     """Return soft targets (B, K) in the proportion that the pixels were mixed in."""
-    share = torch.from_numpy(own.astype(np.float32)).to(targets.device)[:, None]
+    share = to_device(own.astype(np.float32), targets.device)[:, None]
     return partner + share * (targets - partner)

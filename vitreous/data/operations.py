@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitreous.config import Augment
 from vitreous.data.lookup import FASTER
+from vitreous.data.moving import to_device
 from vitreous.errors import DataError
 
 BINS = 31  # torchvision's number of magnitudes
@@ -192,10 +193,10 @@ def apply_batch(images: Tensor, operations: Sequence[Sequence[Operation]]) -> Te
             elif k < len(chosen):
                 groups.setdefault(chosen[k], []).append(index)
         if moved:
-            rows = torch.tensor([index for index, _ in moved], device=images.device)
+            rows = to_device(torch.tensor([index for index, _ in moved]), images.device)
             images[rows] = _move(images[rows], [operation for _, operation in moved])
         for (name, strength), members in groups.items():
-            rows = torch.tensor(members, device=images.device)
+            rows = to_device(torch.tensor(members), images.device)
             images[rows] = FUNCTIONS[name](images[rows], strength)
     return images
 
@@ -206,9 +207,8 @@ GEOMETRIC = frozenset({"ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"}
 def _move(images: Tensor, operations: Sequence[Operation]) -> Tensor:
     """Shear, shift or turn every image of uint8 (B, C, H, W) by its own amount, in one call."""
     height, width = images.shape[2:]
-    matrices = torch.tensor(
-        [_inverse(operation, height, width) for operation in operations], device=images.device
-    )
+    matrices = torch.tensor([_inverse(operation, height, width) for operation in operations])
+    matrices = to_device(matrices, images.device)
     grid = torch.nn.functional.affine_grid(matrices, list(images.shape), align_corners=False)
     moved = torch.nn.functional.grid_sample(images.float(), grid, mode="nearest", align_corners=False)
     return moved.to(torch.uint8)

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitreous.data.moving import to_device
+
 SUPPORT = {"nearest": 0.0, "bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 
 
@@ -50,11 +52,11 @@ def crop_resize(
 
     Equals Pillow's crop and resize within one grey level, or two for one pixel in a thousand: as there, the
     result of the horizontal pass is rounded."""
-    box = torch.from_numpy(np.ascontiguousarray(boxes)).to(images.device)
+    box = to_device(np.ascontiguousarray(boxes), images.device)
     across = weights(box[:, 1], box[:, 3], images.shape[3], size[1], interpolation)  # (B, w, W)
     down = weights(box[:, 0], box[:, 2], images.shape[2], size[0], interpolation)  # (B, h, H)
     if flip is not None and flip.any():
-        mirrored = torch.from_numpy(np.ascontiguousarray(flip)).to(images.device)
+        mirrored = to_device(np.ascontiguousarray(flip), images.device)
         across = torch.where(mirrored[:, None, None], across.flip(1), across)
     lines = images.float().flatten(1, 2)  # (B, C·H, W)
     rows = torch.bmm(lines, across.transpose(1, 2)).view(*images.shape[:3], size[1])  # (B, C, H, w)
