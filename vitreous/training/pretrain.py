@@ -5,6 +5,7 @@ from dataclasses import asdict
 from math import sqrt
 from typing import Any
 
+from vitreous import objectives
 from vitreous.config import Augment, PretrainConfig
 from vitreous.data import InMemory, open_pictures
 from vitreous.errors import OptionError
@@ -40,11 +41,13 @@ def pretrain(
     options: PretrainConfig,
     *,
     shape: Mapping[str, Any] | None = None,
+    make_objective: objectives.Build | None = None,
     caller: Caller | None = None,
 ) -> Result:
     """Teach a model what pictures look like, or go on with a run that was stopped.
 
-    `shape`: fields of the model's configuration, beyond the options.
+    `shape`: fields of the model's configuration, beyond the options. `make_objective`: a task of one's own,
+    which sees the images as that of the options does.
     """
     caller = caller or Caller()
     setup.check_options(options)
@@ -63,7 +66,8 @@ def pretrain(
     )
     watch = Watch(stop=options.on_collapse == "stop", preview=options.preview)
     start = _start(options)
-    return train(data, options, task=task, dataset=dataset, start=start, caller=caller, watch=watch)
+    more: dict[str, Any] = {"make_objective": make_objective, "caller": caller, "watch": watch}
+    return train(data, options, task=task, dataset=dataset, start=start, **more)
 
 
 def _check(options: PretrainConfig) -> None:
