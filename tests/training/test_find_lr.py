@@ -2,6 +2,8 @@
 
 import json
 import math
+import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,12 @@ def test_the_sweep_suggests_a_rate_and_writes_a_page_alone(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "monotonic", count(step=20).__next__)  # every step takes long enough to be told
     assert cli.main(["train", data, *FLAGS, "--find-lr"]) == 0
     found = json.loads(Path("runs/stripes/find-lr/find-lr.json").read_text())
-    shown = capsys.readouterr().out.split()
+    out, told = capsys.readouterr()
+    assert "of 100: learning rate " in told
+    shown = out.split()
     assert shown[shown.index("--lr") + 1] == f"{found['suggestion']:g}"
     assert 1e-5 < found["suggestion"] < 0.2 and found["planned"] == 2e-3
     assert found["rates"][0] == pytest.approx(2e-6) and len(found["rates"]) == len(found["losses"]) > 20

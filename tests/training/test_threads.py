@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tests.training.test_defaults import DIGITS
 from vitreous import parallel
 from vitreous.config import TrainConfig
 from vitreous.models import zoo
-from vitreous.training import threads
+from vitreous.training import budget, head, pace, threads, train
 from vitreous.training.checkpoints import Checkpoints
 from vitreous.training.defaults import choose
 
@@ -44,18 +45,43 @@ def test_a_second_thread_must_help(
 ) -> None:
     measured(monkeypatch, several, 1.0)
     plan = choose(TrainConfig(), DIGITS)
-    threads.settle(zoo.build(plan.architecture), plan, CPU)
+    threads.settle(zoo.build(plan.architecture), plan.precision, CPU)
     assert torch.get_num_threads() == count
     assert (f"threads: 1 (2 would take {several:.1f} times as long" in capsys.readouterr().err) == (
         count == 1
     )
 
 
+def test_threads_are_settled_before_anything_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What learns, the image size and the steps are planned by the speed that the run will have; the head is
+    fitted at that speed."""
+    counts: dict[str, int] = {}
+
+    def noted(module: Any, name: str) -> None:
+        whole = getattr(module, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            counts[name] = torch.get_num_threads()
+            return whole(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    for module, name in ((pace, "forward_rate"), (pace, "reading_seconds"), (head, "fit"), (budget, "plan")):
+        noted(module, name)
+    measured(monkeypatch, 9.0, 1.0)
+    options = TrainConfig(time_budget="5s", image_size=(96,), out=str(tmp_path / "run"), device="cpu")
+    train("tests/fixtures/fruits", options)  # from `tiny`
+    assert counts == {"forward_rate": 1, "reading_seconds": 1, "fit": 1, "plan": 1}
+    assert torch.get_num_threads() == 2  # the caller's again
+
+
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, 9.0, 1.0)
     plan = choose(TrainConfig(), DIGITS)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    threads.settle(zoo.build(plan.architecture), plan, CPU)
+    threads.settle(zoo.build(plan.architecture), plan.precision, CPU)
     assert torch.get_num_threads() == 2
 
 
@@ -64,7 +90,7 @@ def test_measuring_leaves_the_model_and_the_random_numbers_alone() -> None:
     model = zoo.build(plan.architecture)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    threads.settle(model, plan, CPU)
+    threads.settle(model, plan.precision, CPU)
     assert torch.equal(state, torch.random.get_rng_state()) and model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -5,11 +5,13 @@ trained, and none is overwritten.
 """
 
 import math
+import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitreous import parallel
+from vitreous import console, parallel
 
 if TYPE_CHECKING:
     from vitreous.training.loop import Training
@@ -29,14 +31,18 @@ def sweep(training: "Training") -> dict[str, Any]:
     """Take the steps, and return the rates, the losses, and what they suggest."""
     rates = [training.plan.lr * rate for rate in np.geomspace(*SPAN, STEPS)]
     losses: list[float] = []
-    for number, batch in zip(range(STEPS), _batches(training), strict=False):
-        figures = training.step(batch, number, rates[number]).read()
-        loss = parallel.total({"loss": figures["loss"]}, training.world)["loss"]
-        if figures["refused"] or not math.isfinite(loss):
-            break
-        losses.append(loss)
-        if len(losses) > 10 and _diverged(smoothed(losses)):
-            break
+    started = time.monotonic()
+    with closing(console.ProgressBar(STEPS, quiet=not training.world.is_main)) as bar:
+        for number, batch in zip(range(STEPS), _batches(training), strict=False):
+            figures = training.step(batch, number, rates[number]).read()
+            loss = parallel.total({"loss": figures["loss"]}, training.world)["loss"]
+            if figures["refused"] or not math.isfinite(loss):
+                break
+            losses.append(loss)
+            left = (STEPS - len(losses)) * (time.monotonic() - started) / len(losses)
+            bar.update(len(losses), STEPS, f"learning rate {rates[number]:.2g}, loss {loss:.3f}", left)
+            if len(losses) > 10 and _diverged(smoothed(losses)):
+                break
     smooth = smoothed(losses)
     return {
         "suggestion": suggest(rates, smooth),

@@ -51,7 +51,6 @@ def _begin(training: "Training") -> bool:
     if stage.start:
         raise ResumeError(f"{training.folder / 'resume'} holds no state to go on from: use finetune instead")
     training.position = Position(steps=(stage.epochs or 0) * training.loader.steps_per_epoch)
-    threads.settle(training.objective.model, training.plan, training.world)
     return True
 
 

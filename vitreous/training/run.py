@@ -44,6 +44,7 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(StopSignal())
         world = stack.enter_context(parallel.join(options.device))
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # the run may settle for fewer
         if dataset is None:
             dataset = open_data(data, data_root=options.data_root, seed=setup.seed(options))
         data = str(data)
@@ -79,7 +80,6 @@ def train(
         training = Training(folder, plan, stages, options, dataset, world, stop, watch)
         assembly.build(training, make_objective or objectives.builder(plan.objective), start)
         stack.callback(training.close)
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
         resume.take_up(training, caller)
         with training.log:
             training.run()

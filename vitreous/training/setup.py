@@ -21,7 +21,7 @@ from vitreous.models.architecture import Architecture
 from vitreous.models.weights import Model
 from vitreous.options import command as command_line
 from vitreous.options import refuse_foreign
-from vitreous.training import defaults, extension, folder, pace, portability, recipes, transfer
+from vitreous.training import defaults, extension, folder, pace, portability, recipes, threads, transfer
 from vitreous.training.chosen import RATES
 from vitreous.training.facts import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
@@ -200,13 +200,15 @@ def _choose_transfer(
         return defaults.choose(options, facts, start.pretrained, _recipe(options, facts))
     model, preprocessing = start.pretrained.architecture, start.pretrained.preprocessing
     precision, _ = defaults.precision(options, facts, model)
+    timed = start.model(model)
+    threads.settle(timed, precision, world)
     choice = transfer.choose(
         model,
         images=facts.images,
         evaluated=sum(len(split) for name, split in dataset.splits.items() if name != "train"),
         side=min(facts.size) if start.by_train and not (options.image_size or options.patch_size) else None,
         budget=None if options.time_budget is None else seconds(options.time_budget),
-        rate=pace.forward_rate(start.model(model), world.device, precision),
+        rate=pace.forward_rate(timed, world.device, precision),
         reading=pace.reading_seconds(dataset.splits["train"], preprocessing, world.device),
     )
     if choice.too_short and options.time_budget is not None:

@@ -1,4 +1,4 @@
-"""How many threads compute on a CPU: as many as help. Measured when a run starts, kept when it goes on.
+"""How many threads compute on a CPU: as many as help. Measured before all else, kept when a run goes on.
 
 Beside busy neighbours, or for a small model, threads that wait for each other can take longer than one alone.
 The number decides in which order sums are made, so it belongs to what a checkpoint holds.
@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitreous import console, parallel
+from vitreous.config import Precision
 from vitreous.models.weights import Model
-from vitreous.training.plan import Plan
 
 HELPS = 0.9
 """Several threads are worth having if they take at most this share of one thread's time."""
@@ -23,13 +24,17 @@ SECONDS = 0.3
 IMAGES = 16
 
 
-def settle(model: Model, plan: Plan, world: parallel.World) -> None:
-    """Let torch compute on one thread if several don't help, and say so; a number set by the user stays."""
+def settle(model: Model, precision: Precision, world: parallel.World, *, batch: int = IMAGES) -> None:
+    """Let torch compute on one thread if several don't help, and say so; a number set by the user stays.
+
+    What is planned by the speed of this machine, and what is computed before the first step, comes after it.
+    """
     most = torch.get_num_threads()
     asked = os.environ.get("OMP_NUM_THREADS")
     if world.device.type != "cpu" or world.size > 1 or most == 1 or asked:
         return
-    several, alone = (_seconds(lambda: _compute(model, plan), count) for count in (most, 1))
+    images = torch.ones(min(IMAGES, batch), *model.config.input_shape)
+    several, alone = (_seconds(lambda: _compute(model, images, precision), count) for count in (most, 1))
     if several > HELPS * alone:
         console.note(f"threads: 1 ({most} would take {several / alone:.1f} times as long, measured)")
     else:
@@ -54,13 +59,12 @@ def _seconds(work: Callable[[], None], count: int) -> float:
     return statistics.median(times)
 
 
-def _compute(model: Model, plan: Plan) -> None:
+def _compute(model: Model, images: Tensor, precision: Precision) -> None:
     """Compute the gradients of a few images, as a step does, and forget them."""
-    shape = (min(IMAGES, plan.batch_size), plan.preprocessing.channels, *plan.preprocessing.image_size)
     learning = model.training
     model.eval()  # no random numbers: those of a run follow from its seed
-    with parallel.autocast(torch.device("cpu"), plan.precision):
-        loss = model(torch.ones(shape)).float().square().mean()
+    with parallel.autocast(torch.device("cpu"), precision):
+        loss = model(images).float().square().mean()
     if loss.requires_grad:
         loss.backward()
     model.zero_grad(set_to_none=True)
