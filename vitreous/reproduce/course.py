@@ -117,7 +117,7 @@ EXPERIMENT = Experiment(
         "quick": Scale(
             data="digits",
             at_hand="mnist",
-            cost="about 3 min on 2 cores (digits); 76 min of one (MNIST, in --data-root)",
+            cost="about 4 min on 2 cores (digits); 37 min of one (MNIST, in --data-root)",
             image_size=8,
             patch_size=2,
             options={**SMALL, "epochs": 40},
