@@ -10,9 +10,13 @@ import torch
 from tests.training.runs import run
 from tests.training.test_defaults import DIGITS
 from vitreous import parallel
-from vitreous.config import TrainConfig
+from vitreous.config import Preprocessing, TrainConfig
+from vitreous.data import open_data
+from vitreous.evals import outputs
 from vitreous.models import zoo
-from vitreous.training import budget, head, pace, threads, train
+from vitreous.models.architecture import ViTConfig
+from vitreous.parallel import threads
+from vitreous.training import budget, head, pace, train
 from vitreous.training.checkpoints import Checkpoints
 from vitreous.training.defaults import choose
 
@@ -45,7 +49,7 @@ def test_a_second_thread_must_help(
 ) -> None:
     measured(monkeypatch, several, 1.0)
     plan = choose(TrainConfig(), DIGITS)
-    threads.settle(zoo.build(plan.architecture), plan.precision, CPU)
+    parallel.settle(zoo.build(plan.architecture), plan.precision, CPU)
     assert torch.get_num_threads() == count
     assert (f"threads: 1 (2 would take {several:.1f} times as long" in capsys.readouterr().err) == (
         count == 1
@@ -77,11 +81,39 @@ def test_threads_are_settled_before_anything_is_timed(
     assert torch.get_num_threads() == 2  # the caller's again
 
 
+@pytest.mark.parametrize(("few", "count"), [(1, 1), (1000, 2)])
+def test_many_images_are_computed_on_as_many_threads_as_help(
+    monkeypatch: pytest.MonkeyPatch, few: int, count: int
+) -> None:
+    """In `evaluate`, `probe` and others; for a few images timing would take longer than they do."""
+    measured(monkeypatch, 9.0, 1.0)
+    monkeypatch.setattr(outputs, "FEW", few)
+    split, seen = open_data("tests/fixtures/fruits").splits["train"], set()
+    preprocessing = Preprocessing(image_size=(32, 32))
+    model = zoo.build(ViTConfig(image_size=32, patch_size=16, width=32, depth=1, heads=2, mlp_width=32))
+
+    def compute(images: torch.Tensor, _: object) -> torch.Tensor:
+        seen.add(torch.get_num_threads())
+        return model(images)
+
+    outputs.run(model, split, preprocessing, compute)
+    assert seen == {count} and torch.get_num_threads() == 2
+
+
+def test_a_slow_model_is_called_once_on_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(threads, "SLOW", 0.0)
+    monkeypatch.setattr(threads, "_compute", lambda *_: calls.append(torch.get_num_threads()))
+    plan = choose(TrainConfig(), DIGITS)
+    parallel.settle(zoo.build(plan.architecture), plan.precision, CPU)
+    assert calls == [2, 1]
+
+
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, 9.0, 1.0)
     plan = choose(TrainConfig(), DIGITS)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    threads.settle(zoo.build(plan.architecture), plan.precision, CPU)
+    parallel.settle(zoo.build(plan.architecture), plan.precision, CPU)
     assert torch.get_num_threads() == 2
 
 
@@ -90,7 +122,7 @@ def test_measuring_leaves_the_model_and_the_random_numbers_alone() -> None:
     model = zoo.build(plan.architecture)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    threads.settle(model, plan.precision, CPU)
+    parallel.settle(model, plan.precision, CPU)
     assert torch.equal(state, torch.random.get_rng_state()) and model.training
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -112,5 +144,5 @@ def test_a_run_that_goes_on_keeps_its_threads(
 
 def test_no_more_threads_than_there_are() -> None:
     for values in ({"threads": 64}, {}):  # a larger machine's, an earlier version's
-        threads.keep(values)
+        parallel.keep_threads(values)
         assert torch.get_num_threads() == 2

@@ -6,7 +6,7 @@ Letters: N images, B batch, K classes, D width.
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from vitreous.errors import DataError
 from vitreous.models.weights import Model
 
 FEW = 500
-"""For fewer images than this, no processes are started to read them."""
+"""For fewer images than this, no processes are started to read them, and threads are not timed."""
 
 Compute = Callable[[Tensor, Tensor | None], Tensor]
 """From images (B, C, H, W) and their mask to one row of values per image."""
@@ -134,9 +134,14 @@ def shown(
     model.eval()
 
     def batches() -> Iterator[tuple[Batch, Tensor]]:
-        inference = Inference(world=parallel.World(device=device), precision=precision)
-        started, done = time.perf_counter(), 0
-        with closing(console.ProgressBar(len(split), what="image")) as bar, torch.inference_mode():
+        world = parallel.World(device=device)
+        inference, done = Inference(world=world, precision=precision), 0
+        with ExitStack() as stack:
+            bar = stack.enter_context(closing(console.ProgressBar(len(split), what="image")))
+            stack.enter_context(torch.inference_mode())
+            if len(split) >= FEW:
+                stack.enter_context(parallel.settled(model, precision, world))
+            started = time.perf_counter()
             for batch, values in inference.batches(loader, compute):
                 yield batch, values
                 done += len(batch)

@@ -3,6 +3,7 @@
 hardware     devices: their choice, precision, memory and speed
 preparation  a module made ready: moved, checkpointed, compiled, sharded
 ranks        the processes that train together, and how they agree
+threads      how many of them compute on a CPU
 """
 
 from vitreous.parallel.hardware import (
@@ -40,6 +41,7 @@ from vitreous.parallel.ranks import (
     on_main,
     total,
 )
+from vitreous.parallel.threads import keep_threads, settle, settled
 
 __all__ = [
     "World",
@@ -56,6 +58,7 @@ __all__ = [
     "has_bf16",
     "is_main",
     "join",
+    "keep_threads",
     "largest",
     "load_whole",
     "matrix_rate",
@@ -66,6 +69,8 @@ __all__ = [
     "precision",
     "prepare",
     "seed_step",
+    "settle",
+    "settled",
     "synchronize",
     "total",
     "uncompiled",

@@ -8,7 +8,7 @@ from torch import nn
 from vitreous import objectives, parallel
 from vitreous.models import zoo
 from vitreous.models.weights import Model
-from vitreous.training import head, loaders, setup, threads, tuning
+from vitreous.training import head, loaders, setup, tuning
 from vitreous.training.capture import CapturedStep
 from vitreous.training.checkpoints import Checkpoints
 from vitreous.training.gradients import Gradients
@@ -28,7 +28,7 @@ def build(training: "Training", make_objective: objectives.Build, start: Start |
     training.checkpoints = Checkpoints(training.folder / "resume", keep=options.keep)
     training.saved = training.checkpoints.newest()
     if training.saved is None:
-        threads.settle(training.objective.model, plan.precision, world, batch=plan.batch_size)
+        parallel.settle(training.objective.model, plan.precision, world, batch=plan.batch_size)
     _feed(training)
     module = parallel.prepare(
         training.objective,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from vitreous import parallel
 from vitreous.errors import ResumeError
-from vitreous.training import advice, budget, extension, results, schedule, threads
+from vitreous.training import advice, budget, extension, results, schedule
 from vitreous.training.caller import Caller
 from vitreous.training.checkpoints import Saved
 from vitreous.training.clock import Clock
@@ -57,7 +57,7 @@ def _begin(training: "Training") -> bool:
 def _go_on(training: "Training", saved: Saved) -> bool:
     """Go to where a checkpoint was taken; return whether an extension of the run begins there."""
     stage = training.stage
-    threads.keep(saved.values)
+    parallel.keep_threads(saved.values)
     training.position = position = Position.from_json(saved.values)
     training.state.restore(training.checkpoints, saved)
     if not 0 < stage.start or position.step > stage.start:

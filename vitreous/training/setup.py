@@ -21,7 +21,7 @@ from vitreous.models.architecture import Architecture
 from vitreous.models.weights import Model
 from vitreous.options import command as command_line
 from vitreous.options import refuse_foreign
-from vitreous.training import defaults, extension, folder, pace, portability, recipes, threads, transfer
+from vitreous.training import defaults, extension, folder, pace, portability, recipes, transfer
 from vitreous.training.chosen import RATES
 from vitreous.training.facts import Facts, Pretrained
 from vitreous.training.plan import SUPERVISED, Plan, Task, seconds
@@ -201,7 +201,7 @@ def _choose_transfer(
     model, preprocessing = start.pretrained.architecture, start.pretrained.preprocessing
     precision, _ = defaults.precision(options, facts, model)
     timed = start.model(model)
-    threads.settle(timed, precision, world)
+    parallel.settle(timed, precision, world)
     choice = transfer.choose(
         model,
         images=facts.images,

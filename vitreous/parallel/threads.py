@@ -1,33 +1,38 @@
-"""How many threads compute on a CPU: as many as help. Measured before all else, kept when a run goes on.
+"""How many threads compute on a CPU: as many as help, measured before long work begins.
 
 Beside busy neighbours, or for a small model, threads that wait for each other can take longer than one alone.
-The number decides in which order sums are made, so it belongs to what a checkpoint holds.
+The number decides in which order sums are made, so it belongs to what the checkpoint of a run holds.
 """
 
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitreous import console, parallel
-from vitreous.config import Precision
+from vitreous import config, console
 from vitreous.models.weights import Model
+from vitreous.parallel.hardware import autocast
+from vitreous.parallel.ranks import World
 
 HELPS = 0.9
 """Several threads are worth having if they take at most this share of one thread's time."""
 SECONDS = 0.3
 """About how long each number of threads is timed."""
+SLOW = 1.0
+"""Seconds of a model so large that one call tells enough."""
 IMAGES = 16
 
 
-def settle(model: Model, precision: Precision, world: parallel.World, *, batch: int = IMAGES) -> None:
+def settle(model: Model, precision: config.Precision, world: World, *, batch: int = IMAGES) -> None:
     """Let torch compute on one thread if several don't help, and say so; a number set by the user stays.
 
-    What is planned by the speed of this machine, and what is computed before the first step, comes after it.
+    What is planned by the speed of this machine, and what is computed before a first step, comes after it. In
+    inference mode predictions are timed, else gradients.
     """
     most = torch.get_num_threads()
     asked = os.environ.get("OMP_NUM_THREADS")
@@ -41,31 +46,43 @@ def settle(model: Model, precision: Precision, world: parallel.World, *, batch: 
         torch.set_num_threads(most)
 
 
-def keep(values: Mapping[str, Any]) -> None:
+def keep_threads(values: Mapping[str, Any]) -> None:
     """Go on with the number of threads that a checkpoint names, where this machine has as many."""
     count = values.get("threads", torch.get_num_threads())
     torch.set_num_threads(min(count, torch.get_num_threads()))
 
 
+@contextmanager
+def settled(model: Model, precision: config.Precision, world: World) -> Iterator[None]:
+    """Settle for as long as the context lasts."""
+    before = torch.get_num_threads()
+    try:
+        settle(model, precision, world)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _seconds(work: Callable[[], None], count: int) -> float:
     """Return the median time of some work on `count` threads; torch keeps that number."""
     torch.set_num_threads(count)
-    work()  # the first is slow for its own reasons
     times: list[float] = []
-    while sum(times) < SECONDS or len(times) < 3:
+    while sum(times) < SECONDS or len(times) < 4:
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)
-    return statistics.median(times)
+        if len(times) == 1 and times[0] > SLOW:
+            return times[0]
+    return statistics.median(times[1:])  # the first is slow for its own reasons
 
 
-def _compute(model: Model, images: Tensor, precision: Precision) -> None:
-    """Compute the gradients of a few images, as a step does, and forget them."""
+def _compute(model: Model, images: Tensor, precision: config.Precision) -> None:
+    """Compute a few images, and their gradients as a step does, and forget them."""
     learning = model.training
     model.eval()  # no random numbers: those of a run follow from its seed
-    with parallel.autocast(torch.device("cpu"), precision):
+    with autocast(torch.device("cpu"), precision):
         loss = model(images).float().square().mean()
     if loss.requires_grad:
         loss.backward()
-    model.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
     model.train(learning)
