@@ -15,7 +15,7 @@ from vitreous import cli
 from vitreous.config import Preprocessing
 from vitreous.convert import convert
 from vitreous.data.augment import EvaluationTransform
-from vitreous.errors import LayoutError
+from vitreous.errors import LayoutError, VitreousError
 from vitreous.models.weights import Model
 from vitreous.predict import Classifier, load
 
@@ -92,7 +92,7 @@ def test_a_fresh_head_of_zeros_cannot_hide_a_wrong_model(
 
 def test_nothing_is_overwritten(source: Path, tmp_path: Path) -> None:
     before = source.read_bytes()
-    with pytest.raises(LayoutError, match="exists: choose another name"):
+    with pytest.raises(VitreousError, match="exists: choose another name"):
         convert(str(source), source, "vitreous")
     assert source.read_bytes() == before
 

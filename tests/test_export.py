@@ -253,6 +253,17 @@ def test_wrong_input_is_one_clear_line(
         export(digits, tmp_path / "a.xml")
 
 
+@pytest.mark.parametrize(("name", "beside"), [("x.xml", "x.bin"), ("x.onnx", "x.onnx.data")])
+def test_the_weights_beside_a_file_overwrite_nothing(
+    digits: Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, beside: str
+) -> None:
+    monkeypatch.setattr(formats, "find_spec", lambda name: True)
+    (tmp_path / beside).write_text("the user's own")
+    with pytest.raises(VitreousError, match=f"{beside} exists: choose another name, or remove it first"):
+        export(digits, tmp_path / name)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {beside: "the user's own"}
+
+
 def test_the_verb_prints_its_proof(
     digits: Classifier, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

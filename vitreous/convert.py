@@ -40,8 +40,7 @@ def convert(source: str, destination: Path, layout: str, **options: Any) -> Conv
 
     `options` are `load`'s: another head, size, patch or number of channels on the way.
     """
-    if destination.exists():
-        raise LayoutError(f"{destination} exists: choose another name, or remove it first")
+    files.refuse_existing(destination)
     files.require_utf8(destination)
     classifier = load(source, **options)
     draft = destination.with_name(f".draft-{destination.name}")

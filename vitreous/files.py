@@ -60,6 +60,13 @@ def require_utf8(path: Path) -> None:
         raise VitreousError(f"{encodable(str(path))}: the name of weights has to be UTF-8: choose another")
 
 
+def refuse_existing(*paths: Path) -> None:
+    """Refuse to write where anything stands, a link to nothing too: what a user has is never overwritten."""
+    for path in paths:
+        if os.path.lexists(path):
+            raise VitreousError(f"{path} exists: choose another name, or remove it first")
+
+
 def disk_is_full(error: BaseException) -> bool:
     """Tell whether the error means that a disk, or the user's share of it, is full, whoever wrote."""
     if isinstance(error, OSError):

@@ -56,7 +56,7 @@ def export(
         tolerance: The largest difference in probability that is allowed (bf16, int8: in label agreement).
     """
     form = formats.choose(destination, precision)
-    _require_possible(destination, tolerance)
+    _require_possible(destination, form, tolerance)
     require(source)
     pictures = [proof.read(path) for path in images[:MAX_IMAGES]]
     pictures = pictures or proof.bundled(source, proof.COUNTS[precision])
@@ -69,7 +69,7 @@ def export(
         found = proof.compare(source, opened, pictures)
         proof.check(found, precision, tolerance, destination)
         runtime = found.runtime + _unasked(source, opened, pictures)
-        size = _publish(draft, destination)
+        size = _publish(draft, form.written(destination))
     finally:
         rmtree(draft, ignore_errors=True)
     return Export(
@@ -85,10 +85,9 @@ def export(
     )
 
 
-def _require_possible(destination: Path, tolerance: float | None) -> None:
+def _require_possible(destination: Path, form: formats.Format, tolerance: float | None) -> None:
     files.require_utf8(destination)
-    if destination.exists():
-        raise VitreousError(f"{destination} exists: choose another name, or remove it first")
+    files.refuse_existing(*form.written(destination))
     if tolerance is not None and not 0 <= tolerance <= 1:
         raise VitreousError(f"--tolerance {tolerance} is out of range: use 0 to 1")
 
@@ -131,10 +130,11 @@ def require(source: Source) -> None:
         raise ModelError("the head is all zeros, and zeros agree with anything: train the model first")
 
 
-def _publish(draft: Path, destination: Path) -> int:
+def _publish(draft: Path, written: Sequence[Path]) -> int:
     """Move the files out of the draft folder, the one that people name last; return their size."""
-    made = sorted(draft.iterdir(), key=lambda file: file.name == destination.name)
-    size = sum(file.stat().st_size for file in made)
-    for file in made:
-        files.publish(file, destination.parent / file.name)
+    made = {path: draft / path.name for path in reversed(written) if (draft / path.name).exists()}
+    assert set(made.values()) == set(draft.iterdir())  # the format has told of all of its files
+    size = sum(file.stat().st_size for file in made.values())
+    for path, file in made.items():
+        files.publish(file, path)
     return size

@@ -29,6 +29,18 @@ class Format:
     """From a path, and the number of threads that may compute, to what runs it."""
     half_graph: bool = True
     """Whether fp16 means that the graph computes in half precision; else only weights are stored so."""
+    beside: str | None = None
+    """The name of the file that holds the weights, if they are not in the file itself: `{name}` is that of
+    the file, `{stem}` the same without its ending."""
+
+    def written(self, destination: Path) -> list[Path]:
+        """Return the files that writing may make, the one that people name first."""
+        if self.beside is None:
+            return [destination]
+        return [
+            destination,
+            destination.with_name(self.beside.format(name=destination.name, stem=destination.stem)),
+        ]
 
 
 def choose(destination: Path, precision: Precision) -> Format:
@@ -80,6 +92,7 @@ FORMATS = {
         ("onnx", "onnxscript", "onnxruntime"),
         write_onnx,
         open_onnx,
+        beside="{name}.data",
     ),
     ".pt2": Format("torch.export", ".pt2", ("fp32",), (), write_program, open_program),
     ".xml": Format(
@@ -90,5 +103,6 @@ FORMATS = {
         write_openvino,
         open_openvino,
         half_graph=False,
+        beside="{stem}.bin",
     ),
 }
