@@ -88,6 +88,15 @@ def test_what_can_not_be_written_is_found_before_the_work(
         assert said in err and len(err.splitlines()) == 1 and not out
 
 
+def test_no_picture_is_overwritten(faulty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = next((faulty / "train").rglob("*.jpg"))
+    before = picture.read_bytes()
+    assert cli.main(["check", str(faulty), "--grid", str(picture)]) == 1
+    out, err = capsys.readouterr()
+    assert err == f"error: {picture} exists: choose another name, or remove it first\n" and not out
+    assert picture.read_bytes() == before
+
+
 def test_every_option_that_is_advised_exists(
     faulty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

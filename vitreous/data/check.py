@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from vitreous import console
+from vitreous import console, files
 from vitreous.data.bad import LISTED
 from vitreous.data.contact_sheet import contact_sheet
 from vitreous.data.opening import open_data
@@ -50,11 +50,12 @@ def run(
 
 
 def _require_picture(path: Path) -> None:
-    """Refuse a file that no picture can be written to, before the images are read for hours."""
+    """Refuse a file that no picture can or may be written to, before the images are read for hours."""
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
         raise DataError(f"--grid {path} is not the name of a picture: let it end in .png, .jpg or .webp")
     if not path.parent.is_dir():
         raise DataError(f"--grid {path} can't be written: there is no folder {path.parent}")
+    files.refuse_existing(path)
 
 
 def show(report: Report) -> None:
