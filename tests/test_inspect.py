@@ -199,12 +199,16 @@ def test_inspect_names_what_it_wrote_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = sealed(tmp_path), tmp_path / "out"
-    out.mkdir()
+    assert cli.main(["inspect", str(source), "--out", str(out)]) == 0
     (out / "holiday.png").write_bytes(b"the user's own")
+    capsys.readouterr()
     assert cli.main(["inspect", str(source), "--out", str(out)]) == 0
     said = capsys.readouterr()
     named = {line.split()[0] for line in said.out.splitlines()[1:]}
-    assert named == {str(path) for path in out.iterdir()} - {str(out / "holiday.png")}
+    assert named == {str(path) for path in out.iterdir()} - {
+        str(out / "holiday.png"),
+        str(out / ".vitreous.json"),
+    }
     assert "holiday" not in said.err
     listed = json.loads((out / "inspection.json").read_text())["figures"]
     assert [each["file"] for each in listed] == ["filters.png", "positions.png"]

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous import console
+from vitreous import console, files
 from vitreous.config import (
     BenchConfig,
     CleanConfig,
@@ -39,6 +39,7 @@ from vitreous.options import command, from_keywords, takes
 if TYPE_CHECKING:
     from vitreous.data import InMemory
     from vitreous.predict import Classifier, Failure, Picture, Prediction
+    from vitreous.report.folder import Folder
     from vitreous.training import Result
     from vitreous.training.caller import Callback, Caller
 
@@ -239,16 +240,18 @@ def evaluate(checkpoint: Text, data: Data, **options: Any) -> Figures:
 
     config = from_keywords(EvaluateConfig, options, "evaluate")
     source, name = os.fspath(checkpoint), _source(data)
-    with report_folder(config.out) as folder:
+    with report_folder(config.out, "evaluate", *_by_name(name, config.data_root)) as folder:
         document = work(source, name, config)
-    if folder is not None:
-        from vitreous.data import open_data
-        from vitreous.report import write_evaluation
+    if folder is None:
+        return Figures(document)
+    from vitreous.data import open_data
+    from vitreous.report import write_evaluation
 
-        opened = open_data(name, data_root=config.data_root, seed=document["seed"])
-        written = write_evaluation(folder, document, opened, command("evaluate", (source, str(name)), config))
-        console.note(f"report: {written}")
-    return Figures(document, folder=folder)
+    opened = open_data(name, data_root=config.data_root, seed=document["seed"])
+    with folder.draft() as draft:
+        write_evaluation(draft, document, opened, command("evaluate", (source, str(name)), config))
+    console.note(f"report: {folder.path / 'report.html'}")
+    return Figures(document, folder=folder.path)
 
 
 @takes(ProbeConfig)
@@ -271,7 +274,7 @@ def embed(checkpoint: Text, data: Data, **options: Any) -> Figures:
     from vitreous.features import embed as work
 
     config = from_keywords(EmbedConfig, options, "embed")
-    prepare_folder(Path(config.out).parent)
+    files.prepare_folder(Path(config.out).parent)
     if Path(config.out).is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), config.out)
     return Figures(work(os.fspath(checkpoint), _source(data), config))
@@ -284,19 +287,19 @@ def search(index: Text, queries: "Picture | Iterable[Picture]", **options: Any) 
     from vitreous.predict.inputs import items
 
     config = from_keywords(SearchConfig, options, "search")
-    with report_folder(config.out) as folder:
+    with report_folder(config.out, "search") as folder:
         given, path = list(items(queries)), os.fspath(index)
         bank, document = work(path, given, config)
     found = Matches(document)
-    if folder is not None:
-        from vitreous.report import write_search
+    if folder is None:
+        return found
+    from vitreous.report import write_search
 
-        words = (path, *(item.file for item in given if item.file))
-        found.folder, found.report = (
-            folder,
-            write_search(folder, bank, document, given, command("search", words, config)),
-        )
-        console.note(f"report: {found.report}")
+    words = (path, *(item.file for item in given if item.file))
+    with folder.draft() as draft:
+        page = write_search(draft, bank, document, given, command("search", words, config))
+    found.folder, found.report = folder.path, folder.path / page.name
+    console.note(f"report: {found.report}")
     return found
 
 
@@ -308,15 +311,17 @@ def clean(checkpoint: Text, data: Data, **options: Any) -> Figures:
 
     config = from_keywords(CleanConfig, options, "clean")
     source, name = os.fspath(checkpoint), _source(data)
-    with report_folder(config.out) as folder:
+    with report_folder(config.out, "clean", *_by_name(name, config.data_root)) as folder:
         dataset = open_any(name, config.data_root)
         document = work(source, name, dataset, config)
-    if folder is not None:
-        from vitreous.report import write_clean
+    if folder is None:
+        return Figures(document)
+    from vitreous.report import write_clean
 
-        words = command("clean", (source, str(name)), config)
-        console.note(f"report: {write_clean(folder, document, dataset, config.top, words)}")
-    return Figures(document, folder=folder)
+    with folder.draft() as draft:
+        write_clean(draft, document, dataset, config.top, command("clean", (source, str(name)), config))
+    console.note(f"report: {folder.path / 'report.html'}")
+    return Figures(document, folder=folder.path)
 
 
 @takes(PredictConfig)
@@ -357,7 +362,7 @@ def inspect(checkpoint: Text, images: Text | Iterable[Text] = (), **options: Any
     from vitreous.report import inspect as work
 
     config = from_keywords(InspectConfig, options, "inspect")
-    source, files = os.fspath(checkpoint), _paths(images)
+    source, given = os.fspath(checkpoint), _paths(images)
     shown = InspectOptions(
         fusion=config.head_fusion,
         discard=config.discard_ratio,
@@ -365,19 +370,20 @@ def inspect(checkpoint: Text, images: Text | Iterable[Text] = (), **options: Any
         class_name=config.class_name,
         own_aspect=config.own_aspect,
     )
-    with report_folder(config.out) as folder:
+    with report_folder(config.out, "inspect", *given) as folder:
         assert folder is not None  # it has a default
-        document = work(
-            source,
-            files,
-            folder,
-            shown,
-            compare=config.compare,
-            image_size=pair(config.image_size, "--image-size") if config.image_size else None,
-            device=config.device,
-            command=command("inspect", (source, *files), config),
-        )
-    return Figures(document, folder=folder)
+        with folder.draft() as draft:
+            document = work(
+                source,
+                given,
+                draft,
+                shown,
+                compare=config.compare,
+                image_size=pair(config.image_size, "--image-size") if config.image_size else None,
+                device=config.device,
+                command=command("inspect", (source, *given), config),
+            )
+    return Figures(document, folder=folder.path)
 
 
 @takes(ExportConfig)
@@ -420,11 +426,14 @@ def bench(**options: Any) -> Benchmark:
 
     config = from_keywords(BenchConfig, options, "bench")
     asked = cases.read(config)  # what can't be timed is refused before a folder is made
-    with report_folder(config.out) as folder:
+    with report_folder(config.out, "bench") as folder:
         document = {"command": command("bench", (), config), **work(asked)}
-    if folder is not None:
-        table.write(folder, document)
-    return Benchmark(document, folder=folder)
+    if folder is None:
+        return Benchmark(document)
+    with folder.draft() as draft:
+        written = table.write(draft, document)
+    console.note(f"wrote {' and '.join(str(folder.path / each.name) for each in written)}")
+    return Benchmark(document, folder=folder.path)
 
 
 def check(data: Data, *, data_root: str | None = None) -> Figures:
@@ -449,34 +458,30 @@ def reproduce(name: str | None = None, **options: Any) -> Figures:
 
 
 @contextmanager
-def report_folder(path: Text | None) -> Iterator[Path | None]:
-    """Make a folder for a report before the work; an error that leaves it empty takes it away again.
+def report_folder(path: Text | None, verb: str, *data: Any) -> Iterator["Folder | None"]:
+    """Make a folder for a verb's results before the work; an error that leaves it empty takes it away again.
 
-    The folder of a run, whose own report would be lost, is refused. None: there will be no report.
+    One whose files would be lost is refused, and one in the data. None: nothing will be written.
     """
     if path is None:
         yield None
         return
-    if (Path(path) / "metrics.jsonl").exists():
-        raise OptionError(f"--out {path} is the folder of a run, whose report would be lost: choose another")
+    from vitreous.report.folder import Folder
+
     new = not Path(path).exists()
-    folder = prepare_folder(path)
+    folder = Folder(Path(path), verb, [Path(each) for each in data if isinstance(each, str | os.PathLike)])
     try:
         yield folder
     except BaseException:
         if new:
             with suppress(OSError):  # what it holds stays
-                folder.rmdir()
+                folder.path.rmdir()
         raise
 
 
-def prepare_folder(path: Text) -> Path:
-    """Make a folder for results before the work, which would be lost if its results could not be written."""
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-    return folder
+def _by_name(data: Any, data_root: str | None) -> list[Any]:
+    """Return where DATA may lie: a name is looked for below the root of the data sets, too."""
+    return [data, Path(data_root) / data] if data_root and isinstance(data, str) else [data]
 
 
 def _load(checkpoint: "Text | Classifier", device: str) -> "Classifier":

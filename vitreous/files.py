@@ -67,6 +67,19 @@ def refuse_existing(*paths: Path) -> None:
             raise VitreousError(f"{path} exists: choose another name, or remove it first")
 
 
+def prepare_folder(folder: Path) -> Path:
+    """Make a folder for results before the work, which would be lost if its results could not be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    return folder
+
+
+def lies_in(path: str | Path, root: str | Path) -> bool:
+    """Tell whether a path is a folder or lies in it, through links too."""
+    return Path(path).resolve().is_relative_to(Path(root).resolve())
+
+
 def disk_is_full(error: BaseException) -> bool:
     """Tell whether the error means that a disk, or the user's share of it, is full, whoever wrote."""
     if isinstance(error, OSError):

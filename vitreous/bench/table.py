@@ -106,13 +106,14 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def write(folder: Path, document: dict[str, Any]) -> None:
-    """Write bench.json and bench.svg."""
+def write(folder: Path, document: dict[str, Any]) -> list[Path]:
+    """Write bench.json and bench.svg, and return their paths."""
     from vitreous import plot
 
     groups: dict[str, list[Row]] = {}
     for each in document["rows"]:
         groups.setdefault(label(each), []).append(each)
-    files.write_json(folder / "bench.json", document)
-    files.write_text(folder / "bench.svg", plot.svg(plot.speeds(groups), "bench"))
-    console.note(f"wrote {folder / 'bench.json'} and {folder / 'bench.svg'}")
+    written = [folder / "bench.json", folder / "bench.svg"]
+    files.write_json(written[0], document)
+    files.write_text(written[1], plot.svg(plot.speeds(groups), "bench"))
+    return written

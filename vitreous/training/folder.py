@@ -123,12 +123,10 @@ def _refuse_place(out: Path, data: str) -> None:
         raise ResumeError(
             f"{out} holds other files ({min(held)}) and is no run: give a new or an empty folder as --out"
         )
-    if not data.startswith("memory:") and os.path.isdir(data):
-        place, root = (Path(os.path.abspath(each)) for each in (out, data))
-        if root == place or root in place.parents:
-            raise ResumeError(
-                f"{out} lies in the data, which would then hold this run's pictures: give another --out"
-            )
+    if not data.startswith("memory:") and os.path.isdir(data) and files.lies_in(out, data):
+        raise ResumeError(
+            f"{out} lies in the data, which would then hold this run's pictures: give another --out"
+        )
 
 
 def names(data: str) -> Iterator[Path]:
