@@ -67,6 +67,12 @@ def refuse_existing(*paths: Path) -> None:
             raise VitreousError(f"{path} exists: choose another name, or remove it first")
 
 
+def held(folder: Path) -> set[str]:
+    """Return the names in a folder, if there is one, but for what a killed process of ours was writing."""
+    names = {each.name for each in folder.iterdir()} if folder.is_dir() else set()
+    return {name for name in names if not (name.startswith(".") and name.endswith(".part"))}
+
+
 def prepare_folder(folder: Path) -> Path:
     """Make a folder for results before the work, which would be lost if its results could not be written."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -113,6 +113,19 @@ def test_a_stopped_experiment_goes_on_where_it_was(
     assert found.folder == tmp_path and len(found.rows) == 4
 
 
+def test_an_experiment_is_not_written_among_other_files(
+    small: str, tmp_path: Path, calls: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("table.md", "settings.json"):
+        (tmp_path / name).write_text("{}")
+        assert cli.main(["reproduce", "positions", "--data", small, "--out", str(tmp_path)]) == 1
+        assert "holds other files" in capsys.readouterr().err and not calls
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {
+        "table.md": "{}",
+        "settings.json": "{}",
+    }
+
+
 def _interrupt(_: dict[str, Any]) -> None:
     raise KeyboardInterrupt
 

@@ -426,12 +426,32 @@ def test_another_start_is_told_as_one_change(data: str, tmp_path: Path) -> None:
     assert folder.changes(stored, now) == ['init was "tiny" and is now "none"']
 
 
+def test_the_folder_that_a_run_takes_by_itself_holds_nothing_else(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "runs" / Path(data).stem
+    own.mkdir(parents=True)
+    (own / "report.html").write_text("of an evaluation")
+    lock = folder.take(None, data, {})
+    assert lock.folder == Path(f"runs/{own.name}-2")
+    lock.release()
+    assert [each.name for each in own.iterdir()] == ["report.html"]
+    assert f"runs/{own.name} holds other files and is no run" in capsys.readouterr().err
+
+
 def test_a_run_is_not_written_among_other_files(data: str, pictures: str, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "holiday.jpg").write_bytes(b"mine")
     with pytest.raises(ResumeError, match=r"holds other files \(holiday.jpg\) and is no run"):
         run(data, tmp_path / "mine")
     assert [each.name for each in (tmp_path / "mine").iterdir()] == ["holiday.jpg"]
+    (tmp_path / "checked").mkdir()
+    for name in ("report.html", "check.json"):  # as of `vitreous check photos/ --json > check.json`
+        (tmp_path / "checked" / name).write_text("mine")
+    with pytest.raises(ResumeError, match=r"holds other files \(check.json\) and is no run"):
+        run(data, tmp_path / "checked")
+    assert {each.read_text() for each in (tmp_path / "checked").iterdir()} == {"mine"}
     with pytest.raises(ResumeError, match="lies in the data"):
         run(pictures, Path(pictures) / "run")
     assert not (Path(pictures) / "run").exists()

@@ -93,7 +93,7 @@ class Folder:
 
     def _require_ours(self) -> Held:
         """Return what the verb wrote here; refuse what somebody else did."""
-        entries = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
+        entries = files.held(self.path)
         if not entries:
             return {}
         marked = _marker(self.path) if MARKER in entries else None

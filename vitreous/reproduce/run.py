@@ -72,14 +72,28 @@ def _agree(folder: Path, data: str, points: Sequence[Point]) -> None:
     settings = {point.name: point.settings() for point in points}
     now = json.loads(json.dumps({"data": data, "points": settings}))  # as it is read back: tuples are lists
     path = folder / SETTINGS
-    if not path.exists():
+    before = _read(path) if path.exists() else None
+    if before is None and (held := files.held(folder)):
+        raise ResumeError(
+            f"{folder} holds other files ({min(held)}) and is no experiment: give a new or an empty folder "
+            "as --out"
+        )
+    if before is None:
         files.write_json(path, now)
         return
-    before = json.loads(path.read_bytes())
     if before != now:
         changed = [name for name, value in now["points"].items() if before["points"].get(name) != value]
         what = f"on {before['data']}" if before["data"] != data else f"with other runs ({', '.join(changed)})"
         raise ResumeError(f"{folder} holds this experiment {what}: repeat its options, or give another --out")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return the settings of an experiment; None if the file is another program's."""
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and {"data", "points"} <= found.keys() else None
 
 
 def conclude(

@@ -17,6 +17,10 @@ DEFAULTS = {"seed": 0, "warmup": 0.1, "balance": "none", "tune": "full", "recons
 """What these options mean where the plan of an earlier version does not tell."""
 
 
+HOLDER = "process "
+"""How the lock of a run begins, which says who has it."""
+
+
 class FolderInUse(ResumeError):
     """A run folder that another process holds."""
 
@@ -51,7 +55,7 @@ class RunLock:
             left_over.unlink()
         try:
             self._file.truncate(0)
-            self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            self._file.write(f"{HOLDER}{os.getpid()} on {socket.gethostname()}")
             self._file.flush()
         except OSError:
             with suppress(OSError):
@@ -84,7 +88,7 @@ def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
     """Hold the folder of a run with these options: the one that is named, or the first that suits.
 
     Without a name it is `runs/NAME-OF-DATA`, or where that holds another run `runs/NAME-OF-DATA-2`, and so
-    on: the first that holds a run of the same options, else the first that holds none.
+    on: the first that holds a run of the same options, else the first that holds nothing.
     """
     if out is not None:
         _refuse_place(Path(out), data)
@@ -94,6 +98,9 @@ def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
         started = (folder / "config.json").exists()
         if started and (changed := changes(read_config(folder), now)):
             others.append((folder, changed))
+            continue
+        if _foreign(folder):
+            console.note(f"{folder} holds other files and is no run: this run takes another folder")
             continue
         try:
             lock = RunLock(folder)
@@ -112,16 +119,20 @@ def take(out: str | None, data: str, now: Mapping[str, Any]) -> RunLock:
     raise AssertionError("there is always another number")
 
 
-OURS = {"config.json", "check.json", "resume", "find-lr", ".lock"}
-"""What a run writes first: a folder that has any of it is a run's."""
+def _foreign(folder: Path) -> set[str]:
+    """Return what a folder holds if it is no run's: one has `config.json`, read later, or our lock."""
+    held = files.held(folder)
+    if "config.json" in held or held == {".lock"}:
+        return set()
+    ours = ".lock" in held and (folder / ".lock").read_bytes().startswith(HOLDER.encode())
+    return set() if ours else held
 
 
 def _refuse_place(out: Path, data: str) -> None:
     """Refuse to write a run among other files, or among the pictures that the next run would learn from."""
-    held = {each.name for each in out.iterdir()} if out.is_dir() else set()
-    if held and not held & OURS:
+    if foreign := _foreign(out):
         raise ResumeError(
-            f"{out} holds other files ({min(held)}) and is no run: give a new or an empty folder as --out"
+            f"{out} holds other files ({min(foreign)}) and is no run: give a new or an empty folder as --out"
         )
     if not data.startswith("memory:") and os.path.isdir(data) and files.lies_in(out, data):
         raise ResumeError(
