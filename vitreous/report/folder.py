@@ -1,20 +1,20 @@
-"""The folder that a verb writes its results into: whose it is, and what in it may go; never what that says.
+"""The folder that a verb writes its results into: what in it may be replaced, and what may go.
 
-A hidden file, `.vitreous.json`, names the verb and has a digest of each file that it wrote. What is not ours,
-or was changed since, is neither replaced nor removed.
+A hidden file, `.vitreous.json`, says which verb wrote each file, with a digest. What is not ours, or was
+changed since, is neither replaced nor removed; files of other names are in nobody's way.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitreous import files
+from vitreous import console, files
 from vitreous.errors import OptionError
 from vitreous.report.numbers import HEADS_OF
 
@@ -68,12 +68,22 @@ KINDS = {
     "bench": Kind("bench.json", frozenset({"command", "machine", "rows"}), ("bench.svg",)),
 }
 
-Held = dict[str, list[str]]
-"""Digests of each file that the verb wrote: of two versions where it may have been stopped between them."""
+
+@dataclass(frozen=True)
+class Written:
+    """A file of ours."""
+
+    by: str
+    """The verb."""
+    digests: tuple[str, ...]
+    """Of two versions where a command may have been stopped between them."""
+
+
+Held = dict[str, Written]
 
 
 class Folder:
-    """A folder for the results of a verb: new, empty, or one that the same verb wrote and nobody changed."""
+    """A folder for the results of a verb, in which no file of another origin is lost."""
 
     def __init__(self, path: Path, verb: str, data: Sequence[str | Path] = ()) -> None:
         """Refuse, before any work, a folder whose files would be lost, and one in the data."""
@@ -92,47 +102,34 @@ class Folder:
                 raise OptionError(f"--out {self.path} lies in the data ({root}): choose another folder")
 
     def _require_ours(self) -> Held:
-        """Return what the verb wrote here; refuse what somebody else did."""
-        entries = files.held(self.path)
-        if not entries:
-            return {}
-        marked = _marker(self.path) if MARKER in entries else None
-        if marked is not None and marked["verb"] != self.verb:
-            raise OptionError(
-                f"--out {self.path} holds what `vitreous {marked['verb']}` wrote: choose another folder, or "
-                "remove it first"
-            )
-        held = self._without_marker(entries) if marked is None else marked["files"]
-        if held is None:
-            raise OptionError(
-                f"--out {self.path} holds other files ({min(entries)}): choose a new or an empty folder"
-            )
-        for name in sorted(entries & (self.kind.names | held.keys())):
-            if not self._is_ours(name, held):
+        """Return what was written here; refuse to replace what somebody else wrote."""
+        entries = {each.name for each in self.path.iterdir()} if self.path.is_dir() else set()
+        held = _marked(self.path) if MARKER in entries else self._unmarked(entries)
+        for name in sorted(entries & (self.kind.names | {MARKER})):
+            if held is None or (name != MARKER and not self._is_ours(name, held)):
                 raise OptionError(
-                    f"--out {self.path}: {name} is not as `vitreous {self.verb}` wrote it: move it away, or "
-                    "choose another folder"
+                    f"--out {self.path} has another {name}, which would be lost: move it away, or choose "
+                    "another folder"
                 )
-        return held
+        return held or {}
 
-    def _without_marker(self, entries: Collection[str]) -> Held | None:
-        """Return the files of a folder that an earlier version wrote, or None if that is not certain."""
-        if not {self.kind.document} <= set(entries) <= self.kind.names:
-            return None
+    def _unmarked(self, entries: Collection[str]) -> Held | None:
+        """Return the files that an earlier version of the verb wrote, or None if that is not certain."""
+        names = set(entries) & self.kind.names
         document = _read(self.path / self.kind.document)
         first = document[0] if isinstance(document, list) and document else document
         if not isinstance(first, dict) or not first.keys() >= self.kind.keys:
             return None
         page = self.path / PAGE
-        if PAGE in self.kind.others and not (page.is_file() and page.read_bytes().startswith(PAGE_BEGINS)):
+        if PAGE in names and not (page.is_file() and page.read_bytes().startswith(PAGE_BEGINS)):
             return None
         listed = [each.get("file") for each in first.get("figures") or [] if isinstance(each, dict)]
-        if not all(name in listed for name in entries if name.endswith(".png")):
+        if not all(name in listed for name in names if name.endswith(".png")):
             return None
-        return {name: [_digest(self.path / name) or ""] for name in entries}
+        return {name: Written(self.verb, (_digest(self.path / name) or "",)) for name in names}
 
-    def _is_ours(self, name: str, held: Mapping[str, list[str]]) -> bool:
-        return _digest(self.path / name) in held.get(name, ())
+    def _is_ours(self, name: str, held: Held) -> bool:
+        return name in held and _digest(self.path / name) in held[name].digests
 
     @contextmanager
     def draft(self) -> Iterator[Path]:
@@ -143,32 +140,36 @@ class Folder:
 
     def _publish(self, made: Sequence[Path]) -> None:
         """Write the files. The marker knows them before they are there: what is stopped can be repeated."""
-        now: Held = {file.name: [_digest(file) or ""] for file in made}
+        now = {file.name: Written(self.verb, (_digest(file) or "",)) for file in made}
         assert now.keys() <= self.kind.names, "a file that nobody looks for would be overwritten"
-        both = {name: [*self.held.get(name, []), *now.get(name, [])] for name in {**self.held, **now}}
-        self._mark(both)
+        before = {name: self.held[name].digests for name in now.keys() & self.held.keys()}
+        both = {name: Written(each.by, before.get(name, ()) + each.digests) for name, each in now.items()}
+        self._mark({**self.held, **both})
         for file in made:
+            if (other := self.held.get(file.name)) is not None and other.by != self.verb:
+                console.note(f"{self.path / file.name}: replaces that of `vitreous {other.by}`")
             files.write_bytes(self.path / file.name, file.read_bytes())
-        for name in self.held.keys() - now.keys():
+        gone = {name for name, each in self.held.items() if each.by == self.verb} - now.keys()
+        for name in gone:
             if self._is_ours(name, self.held):
                 (self.path / name).unlink()
-        self._mark(now)
-        self.held = now
+        self.held = {name: each for name, each in {**self.held, **now}.items() if name not in gone}
+        self._mark(self.held)
 
     def _mark(self, held: Held) -> None:
-        files.write_json(self.path / MARKER, {"verb": self.verb, "files": dict(sorted(held.items()))})
+        written = {name: {"by": each.by, "sha256": each.digests} for name, each in sorted(held.items())}
+        files.write_json(self.path / MARKER, {"files": written})
 
 
-def _marker(folder: Path) -> dict[str, Any] | None:
+def _marked(folder: Path) -> Held | None:
     """Return what the marker says; None if it is not ours. It names files of this folder alone."""
     found = _read(folder / MARKER)
-    if not isinstance(found, dict) or found.get("verb") not in KINDS:
+    try:
+        held = {name: Written(each["by"], tuple(each["sha256"])) for name, each in found["files"].items()}
+    except (TypeError, KeyError, AttributeError):
         return None
-    held = found.get("files")
-    plain = isinstance(held, dict) and all(
-        Path(name).name == name and isinstance(digests, list) for name, digests in held.items()
-    )
-    return found if plain else None
+    plain = all(Path(name).name == name and each.by in KINDS for name, each in held.items())
+    return held if plain else None
 
 
 def _read(path: Path) -> Any:
