@@ -82,6 +82,43 @@ def test_an_unknown_class_and_a_missing_split_are_one_line(digits_file: Path, fo
         evaluate(str(digits_file), str(folder), EvaluateConfig())
 
 
+def test_classes_that_are_not_matched_by_name_are_said(
+    digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By number or order the accuracy may be that of other classes: on stderr, table and JSON say so."""
+    clf = vitreous.load(digits_file)
+    names = "zero one two three four five six seven eight nine".split()
+    named = str(replace(clf, labels=names).save(tmp_path / "named.safetensors"))
+    test = open_data("digits").splits["test"].select(np.arange(40))
+    pixels = np.stack([np.asarray(test.read(row, 1)) for row in range(40)])
+    np.savez(tmp_path / "plain.npz", x_test=pixels, y_test=test.targets)
+    np.savez(tmp_path / "names.npz", x_test=pixels, y_test=test.targets, names=np.array(names))
+    plain, with_names = str(tmp_path / "plain.npz"), str(tmp_path / "names.npz")
+    same = evaluate(str(digits_file), plain, EvaluateConfig())
+    assert "classes_matched_by" not in same and "warning" not in capsys.readouterr().err
+    found = evaluate(named, plain, EvaluateConfig(compare=str(digits_file)))
+    said = capsys.readouterr().err
+    assert found["accuracy"] == same["accuracy"] and found["classes_matched_by"] == "number"
+    assert "classes_matched_by" not in found["compare"]
+    assert f"warning: {named}: the data's 10 classes are matched" in said and said.count("warning") == 1
+    assert cli.main(["evaluate", str(digits_file), with_names, "--compare", str(digits_file)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("so the data's 10 classes are matched to its by order ('zero' is taken for") == 2
+    assert printed.out.count("by order, not by name") == 2
+    found = evaluate(named, with_names, EvaluateConfig(compare=str(digits_file)))
+    assert "classes_matched_by" not in found and found["compare"]["classes_matched_by"] == "order"
+    with pytest.raises(DataError, match="does not know 10 of the data's 10 classes: '0'"):
+        evaluate(named, "digits", EvaluateConfig())  # these are names, and none of the model's
+
+
+def test_digits_are_no_imagenet_without_a_word(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = evaluate("tiny", str(folder), EvaluateConfig())
+    assert found["classes_matched_by"] == "number"
+    assert "3 classes are matched to the checkpoint's 1,000 by number, not by name ('1' is taken for " in (
+        capsys.readouterr().err
+    )
+
+
 def test_one_image_is_enough(digits_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "one" / "test" / "5" / "a.png"
     path.parent.mkdir(parents=True)

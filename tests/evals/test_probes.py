@@ -173,19 +173,46 @@ def test_reassessed_labels_are_timms(tmp_path: Path) -> None:
 
 
 def test_classes_are_fitted_by_name() -> None:
-    assert alignment.rows_of(["dog", "cat"], ["cat", "bird", "dog"]).tolist() == [2, 0]
-    assert alignment.rows_of(["DOG ", "Cat"], ["cat", "dog"]).tolist() == [1, 0]
-    assert alignment.rows_of(["a", "b"], ["0", "1"]).tolist() == [0, 1]
+    for data, known, rows in (
+        (["dog", "cat"], ["cat", "bird", "dog"], [2, 0]),
+        (["DOG ", "Cat"], ["cat", "dog"], [1, 0]),
+        (["1", "0"], ["0", "1", "2"], [1, 0]),
+    ):
+        found = alignment.match(data, known)
+        assert found.rows.tolist() == rows and found.by == "name" and not found.doubt
     with pytest.raises(
         DataError, match=r"does not know 1 of the data's 2 classes: 'cow'; it knows 2, such as 'cat'"
     ):
-        alignment.rows_of(["cat", "cow"], ["cat", "dog"])
+        alignment.match(["cat", "cow"], ["cat", "dog"])
+
+
+def test_classes_without_names_are_fitted_by_order_or_number_which_is_said() -> None:
+    found = alignment.match(["a", "b"], ["0", "1"])
+    assert found.rows.tolist() == [0, 1] and found.by == "order"
+    assert "2 classes are matched to its by order ('a' is taken for number 0)" in found.doubt
+    found = alignment.match(["0", "1"], ["cat", "dog"], numbered=True)
+    assert found.rows.tolist() == [0, 1] and found.by == "number" and "'0' is taken for 'cat'" in found.doubt
+    for data, known, numbered in (
+        (["0", "1"], ["cat", "dog"], False),  # names of folders, which share nothing with the model's
+        (["0", "1"], ["cat", "dog", "owl"], True),
+        (["0", "2"], ["cat", "dog"], True),
+        (["a", "b"], ["0", "1", "2"], False),
+        (["a", "b"], ["3", "7"], False),  # names that happen to be numbers, as of a part of the digits
+        (["0", "b"], ["0", "1"], False),
+    ):
+        with pytest.raises(DataError, match="the checkpoint does not know"):
+            alignment.match(data, known, numbered=numbered)
 
 
 def test_imagenets_subsets_are_fitted_by_synset_and_number() -> None:
     known = [f"name {row}" for row in range(1000)]
-    assert alignment.rows_of(["n01443537", "n01440764"], known).tolist() == [1, 0]
-    assert alignment.rows_of(["0", "999", "10"], known).tolist() == [0, 999, 10]
+    found = alignment.match(["n01443537", "n01440764"], known)
+    assert found.rows.tolist() == [1, 0] and found.by == "synset" and not found.doubt
+    found = alignment.match(["0", "999", "10"], known)
+    assert found.rows.tolist() == [0, 999, 10] and found.by == "number"
+    assert "3 classes are matched to the checkpoint's 1,000 by number, not by name" in found.doubt
+    with pytest.raises(DataError, match="does not know 2 of"):
+        alignment.match(["0", "1000"], known)
 
 
 @pytest.mark.parametrize("name", corruptions.CORRUPTIONS)

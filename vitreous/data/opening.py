@@ -168,7 +168,13 @@ def _assemble(found: Found, source: str, seed: int, carve: bool) -> Dataset:
     missing = tuple(name for name in parts if name != "train")
     ordered = {name: splits[name] for name in ("train", "val", "test") if name in splits}
     return Dataset(
-        labels, multilabel, ordered, _fingerprint(ordered, labels), carved=missing, left_out=found.left_out
+        labels,
+        multilabel,
+        ordered,
+        _fingerprint(ordered, labels),
+        carved=missing,
+        numbered=_has_numbers_alone(found),
+        left_out=found.left_out,
     )
 
 
@@ -185,6 +191,11 @@ def held_out(splits: Mapping[str, Split], seed: int) -> dict[str, np.ndarray]:
     if not len(parts["train"]):  # copies of one image, which fall on one side
         return {"train": np.arange(len(train))}
     return {name: rows for name, rows in parts.items() if name == "train" or len(rows)}
+
+
+def _has_numbers_alone(found: Found) -> bool:
+    rows = (row for _, rows in found.splits.values() for row in rows)
+    return found.labels is None and all(isinstance(label, int) for row in rows for label in _each(row))
 
 
 def _number(found: Found, source: str) -> tuple[list[str], dict[str, list[int | list[int]]]]:

@@ -62,6 +62,8 @@ class Dataset:
     """A hash of the content of every image with its label and split; not of file names or times."""
     carved: tuple[str, ...] = ()
     """Splits that the source did not have and that were made from its training images."""
+    numbered: bool = False
+    """Whether the source has numbers for classes, without names, as arrays have; `labels` are those."""
     left_out: tuple[LeftOut, ...] = ()
     """Files of the source that were passed over, by reason."""
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from vitreous import console, parallel
 from vitreous.config import EvaluateConfig
-from vitreous.data import InMemory, open_data
+from vitreous.data import Dataset, InMemory, open_data
 from vitreous.errors import DataError, ModelError, OptionError
 from vitreous.evals import real
 from vitreous.evaluate.calibrating import calibrate, sealed_file
 from vitreous.evaluate.conditions import at_resolutions, under_corruptions
-from vitreous.evaluate.measuring import Measured, compare, figures, measure
+from vitreous.evaluate.measuring import Measured, compare, figures, match, measure
 from vitreous.evaluate.table import further, percent, summary
 from vitreous.predict import Classifier, load
 
@@ -25,6 +25,8 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
     seed = classifier.seed if options.seed is None else options.seed
     options = replace(options, seed=seed)
     dataset = open_data(data, data_root=options.data_root, seed=seed)
+    matched = _matched(source, classifier, dataset)
+    matched_other = _matched(str(options.compare), other, dataset) if other is not None else {}
     name, split = dataset.part(options.split)
     if dataset.multilabel and (options.corruptions or options.real_labels or options.restrict):
         raise DataError(
@@ -52,6 +54,7 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
     document: dict[str, Any] = {"checkpoint": str(source), "data": str(data), "split": name, "seed": seed}
     if options.merge:
         document["merge"] = options.merge
+    document |= matched
     if options.precision != "float32":
         document["arithmetic"] = parallel.precision(options.precision, classifier.device)
     document |= figures(measured, options)
@@ -69,7 +72,7 @@ def evaluate(source: str, data: str | InMemory, options: EvaluateConfig) -> dict
         if name in dataset.carved:
             _tell_other_parts(str(options.compare), other, seed)
         second = measure(other, dataset, split, options)
-        document["compare"] = compare(measured, second, options)
+        document["compare"] = {**compare(measured, second, options), **matched_other}
     return document
 
 
@@ -79,6 +82,15 @@ def _load(source: str, options: EvaluateConfig) -> Classifier:
     if not classifier.labels:
         raise ModelError(f"{source} has no classes: fine-tune it first, or use `vitreous probe`")
     return classifier
+
+
+def _matched(source: str, classifier: Classifier, dataset: Dataset) -> dict[str, str]:
+    """Refuse classes that the checkpoint does not know; say if they are not matched by name."""
+    found = match(classifier, dataset)
+    if not found.doubt:
+        return {}
+    console.warn(f"{source}: {found.doubt}")
+    return {"classes_matched_by": found.by}
 
 
 def _tell_other_parts(source: str, classifier: Classifier, seed: int, *, calibrate: bool = False) -> None:

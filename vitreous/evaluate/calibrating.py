@@ -10,9 +10,9 @@ from vitreous import checkpoint, console
 from vitreous.config import EvaluateConfig
 from vitreous.data import Dataset
 from vitreous.errors import CheckpointError
-from vitreous.evals import alignment, calibration, multilabel, outputs
+from vitreous.evals import calibration, multilabel, outputs
 from vitreous.evaluate import card
-from vitreous.evaluate.measuring import Measured, figures, measure
+from vitreous.evaluate.measuring import Measured, figures, match, measure
 from vitreous.evaluate.table import change
 from vitreous.predict import Classifier
 
@@ -75,7 +75,7 @@ def _fit(classifier: Classifier, dataset: Dataset) -> tuple[dict[str, Any], bool
     """Return what the val split asks for, a temperature or a threshold for each label, and whether its images
     determine it."""
     held_out = outputs.logits(classifier.model, dataset.splits["val"], classifier.preprocess.preprocessing)
-    rows = alignment.rows_of(dataset.labels, classifier.labels)
+    rows = match(classifier, dataset).rows
     if not dataset.multilabel:
         targets = rows[held_out.targets]
         fitted = calibration.temperature(held_out.values, targets)

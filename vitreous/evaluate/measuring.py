@@ -12,6 +12,7 @@ from vitreous.config import EvaluateConfig
 from vitreous.data import Batch, Dataset, Split
 from vitreous.errors import DataError, ModelError
 from vitreous.evals import accuracy, alignment, answers, multilabel, outputs
+from vitreous.evals.alignment import Match
 from vitreous.evals.answers import Answers
 from vitreous.evals.multilabel import Scores
 from vitreous.predict import Classifier
@@ -41,10 +42,15 @@ class Measured:
         return self.answers.guesses
 
 
+def match(classifier: Classifier, dataset: Dataset) -> Match:
+    """Find the data's classes among the classifier's own."""
+    return alignment.match(dataset.labels, classifier.labels, numbered=dataset.numbered)
+
+
 def measure(classifier: Classifier, dataset: Dataset, split: Split, options: EvaluateConfig) -> Measured:
     """Run the classifier over a split, with the data's classes fitted to its own."""
     _require_same_kind(classifier, dataset)
-    rows = torch.from_numpy(alignment.rows_of(dataset.labels, classifier.labels))
+    rows = torch.from_numpy(match(classifier, dataset).rows)
     several = dataset.multilabel
 
     def aligned(batch: Batch) -> Batch:
@@ -95,7 +101,7 @@ def compute(classifier: Classifier, dataset: Dataset, options: EvaluateConfig) -
     others = None
     if options.restrict:
         others = torch.ones(len(classifier.labels), dtype=torch.bool)
-        others[torch.from_numpy(alignment.rows_of(dataset.labels, classifier.labels))] = False
+        others[torch.from_numpy(match(classifier, dataset).rows)] = False
         others = others.to(classifier.device)
 
     def logits(images: Tensor, mask: Tensor | None) -> Tensor:

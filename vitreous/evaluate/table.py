@@ -34,7 +34,8 @@ def summary(document: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def further(document: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of what was asked for beside the usual figures."""
-    rows = [
+    rows = _matched(document)
+    rows += [
         (f"accuracy at {row['image_size']}", percent(row["accuracy"]))
         for row in document.get("resolutions", [])
     ]
@@ -50,6 +51,7 @@ def further(document: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("error under corruptions", percent(document["corruptions"]["mean_error"])))
     if other := document.get("compare"):
         rows += [
+            *_matched(other, " (compared)"),
             (f"accuracy, {other['checkpoint']} (compared)", percent(other["accuracy"])),
             (
                 "difference, compared less this",
@@ -57,6 +59,11 @@ def further(document: dict[str, Any]) -> list[tuple[str, str]]:
             ),
         ]
     return rows
+
+
+def _matched(document: dict[str, Any], which: str = "") -> list[tuple[str, str]]:
+    rule = document.get("classes_matched_by")
+    return [(f"classes matched{which}", f"by {rule}, not by name")] if rule else []
 
 
 def percent(value: float) -> str:
