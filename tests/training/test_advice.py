@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.training.test_defaults import CIFAR, DIGITS, PHOTOS
-from vitreous.config import TrainConfig
+from vitreous.config import DistillConfig, FinetuneConfig, TrainConfig
 from vitreous.training.advice import advise
 from vitreous.training.defaults import choose
 
@@ -25,6 +25,7 @@ def results(train: float, test: float, **others: Any) -> dict[str, Any]:
         (0.99, 0.88, ["overfitting (99.0% of training images, 88.0% of test): try --augment strong"]),
         (0.55, 0.5, ["underfitting (55.0% of training images, 50.0% of test): try --epochs 33"]),
         (0.55, 0.3, ["overfitting"]),
+        (0.34, 0.2, ["underfitting (34.0% of training images, 20.0% of test): try --epochs 33"]),
     ],
 )
 def test_training_images_beside_others(train: float, test: float, said: list[str]) -> None:
@@ -45,9 +46,37 @@ def test_the_options_are_others_than_the_runs_own() -> None:
     plan = choose(TrainConfig(time_budget="30s", mixup=0.0), DIGITS)
     assert "try --time-budget 90s, or a larger --model" in advise(results(0.3, 0.3), {}, plan, "accuracy")[0]
     for tune, other in (("head", "--tune lora"), ("last:2", "--tune full")):
-        found = advise(results(0.3, 0.3), {}, replace(plan, tune=tune), "accuracy")
+        tuned = replace(plan, tune=tune, init="tiny")
+        found = advise(results(0.3, 0.3), {}, tuned, "accuracy", options=FinetuneConfig())
         assert other in found[0]
         assert "--drop-path" not in advise(results(0.9, 0.3), {}, replace(plan, tune=tune), "accuracy")[0]
+
+
+def test_only_options_are_named_that_the_verb_takes_and_the_run_lacks() -> None:
+    """What `distill` and `train` refuse, or what was given already, is no advice."""
+    hard, easy = results(0.99, 0.5), results(0.3, 0.3)
+    student, tuned = choose(TrainConfig(), PHOTOS), replace(PLAN, init="tiny", tune="lora:8")
+    (line,) = advise(hard, {}, student, "accuracy", options=DistillConfig())
+    assert line.endswith("try --augment strong --drop-path 0.1, more images")
+    assert "(--init)" in advise(hard, {}, student, "accuracy")[0]
+    augmented = replace(tuned, tune="full", augment=replace(PLAN.augment, mixup=0.8))
+    augmented = replace(augmented, architecture=replace(PLAN.architecture, drop_path=0.2))
+    for plan, options, told in (
+        (augmented, FinetuneConfig(), "try --tune lora, more images"),
+        (augmented, TrainConfig(), "try more images"),
+        (replace(augmented, tune="lora:8"), FinetuneConfig(), "try more images"),
+        (tuned, FinetuneConfig(augment="strong"), "try more images"),
+        (tuned, FinetuneConfig(), "try --augment strong, more images"),
+    ):
+        assert advise(hard, {}, plan, "accuracy", options=options)[0].endswith(f"of test): {told}")
+    tuned = replace(tuned, augment=replace(PLAN.augment, mixup=0.0, cutmix=0.0))
+    for options, told in (
+        (TrainConfig(), "a larger model to start from (--init)"),
+        (FinetuneConfig(), "--tune full"),
+    ):
+        assert advise(easy, {}, tuned, "accuracy", options=options)[0].endswith(f"or {told}")
+    whole = replace(tuned, tune="full")
+    assert advise(easy, {}, whole, "accuracy", options=FinetuneConfig())[0].endswith("model to start from")
 
 
 def test_classes_that_are_never_recognised() -> None:

@@ -28,7 +28,7 @@ from vitreous.models.resnet import ResNet
 from vitreous.objectives.distill import Answers, Features, Teacher, class_columns
 from vitreous.objectives.supervised import Supervised
 from vitreous.predict import Classifier, load
-from vitreous.training import Result, distill
+from vitreous.training import Result, advice, distill
 from vitreous.training.state import State
 
 OPTIONS = DistillConfig(patch_size=(4,), batch_size=16, epochs=2, device="cpu", lr=2e-3)
@@ -332,3 +332,16 @@ def test_settings_are_the_options(
         "num_classes": 0,
         "patch_drop": 0.0,
     }
+
+
+def test_a_student_is_not_told_of_options_that_distillation_refuses(
+    data: str, teacher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(advice, "advise", lambda *told: given.append(told) or [])
+    distill(teacher, data, replace(OPTIONS, epochs=1, out=str(tmp_path / "student")))
+    _, document, plan, headline, _, options = given[0]
+    monkeypatch.undo()
+    figures = {"train": {"accuracy": 0.99}, "test": {"accuracy": 0.5}}
+    (line,) = advice.advise(figures, document | {"per_class": []}, plan, headline, options=options)
+    assert line.startswith("overfitting") and "--init" not in line

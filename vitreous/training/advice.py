@@ -5,9 +5,12 @@ were not trained on; and where the time went.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from math import inf, sqrt
 from typing import Any
 
+from vitreous.config import TrainConfig
+from vitreous.options import unused
 from vitreous.training.plan import Plan
 
 SHARES = ("accuracy", "mean_average_precision")
@@ -16,6 +19,8 @@ GAP = 0.1
 """By how much a figure may be higher on training images than on others."""
 LEARNED = 0.8
 """The figure on training images from which they count as learned."""
+FEW = 0.5
+"""The figure on training images below which they are too far from learned for anything else to come first."""
 SILENT = 0.1
 """The share of the classes that may never be recognised."""
 SAMPLE = 500
@@ -31,13 +36,15 @@ def advise(
     plan: Plan,
     headline: str,
     passes: float = inf,
+    options: TrainConfig | None = None,
 ) -> list[str]:
     """Return a line for each thing that is wrong: what was seen, and what to try.
 
-    `passes`: how often the run went over its images.
+    `passes`: how often the run went over its images; `options`: those of its verb, the only ones to be named.
     """
+    options = options or TrainConfig()
     rows = document.get("per_class", [])
-    found = [_waiting(results), _silent(rows, plan), _fit(results, plan, headline, passes)]
+    found = [_waiting(results), _silent(rows, plan), _fit(results, plan, headline, passes, options)]
     return [line for line in found if line]
 
 
@@ -62,7 +69,7 @@ def _silent(rows: Sequence[Mapping[str, Any]], plan: Plan) -> str:
     )
 
 
-def _fit(results: Mapping[str, Any], plan: Plan, headline: str, passes: float) -> str:
+def _fit(results: Mapping[str, Any], plan: Plan, headline: str, passes: float, options: TrainConfig) -> str:
     """Compare training images with others: underfitted, or overfitted."""
     split = "test" if "test" in results else "val"
     known, others = ((results.get(name) or {}).get(headline) for name in ("train", split))
@@ -75,11 +82,13 @@ def _fit(results: Mapping[str, Any], plan: Plan, headline: str, passes: float) -
     if passes <= SHORT and known < LEARNED and not plan.fit_head:
         return f"underfitting ({figures}, after {_epochs(passes)}): try {_longer(plan)}"
     counts = ((known, results["train"].get("count")), (others, results[split].get("count")))
-    if known - others > max(GAP, 2 * sqrt(sum(_variance(*each) for each in counts))):
-        start = "" if plan.init else ", or a trained model to start from (--init)"
-        return f"overfitting ({figures}): try {_harder(plan)}, more images{start}"
+    if known >= FEW and known - others > max(GAP, 2 * sqrt(sum(_variance(*each) for each in counts))):
+        remedies = [*_harder(plan, options), "more images"]
+        if not plan.init and _takes(options, "init"):
+            remedies.append("or a trained model to start from (--init)")
+        return f"overfitting ({figures}): try {', '.join(remedies)}"
     if known < LEARNED:
-        return f"underfitting ({figures}): try {_longer(plan)}, or {_easier(plan)}"
+        return f"underfitting ({figures}): try {_longer(plan)}, or {_easier(plan, options)}"
     return ""
 
 
@@ -99,22 +108,34 @@ def _longer(plan: Plan) -> str:
     return f"--epochs {3 * (plan.epochs or 1)}"
 
 
-def _easier(plan: Plan) -> str:
+def _easier(plan: Plan, options: TrainConfig) -> str:
     """Return what makes training images easier to learn."""
-    if plan.tune != "full":
+    if plan.tune != "full" and _takes(options, "tune"):
         return "--tune lora" if plan.tune == "head" else "--tune full"
     if plan.augment.mixup or plan.augment.cutmix:
         return "--mixup 0 --cutmix 0"
-    return "a larger model to start from" if plan.init else "a larger --model"
+    if not plan.init:
+        return "a larger --model"
+    return f"a larger model to start from{' (--init)' if _takes(options, 'init') else ''}"
 
 
-def _harder(plan: Plan) -> str:
-    """Return what makes training images harder to know by heart, or lets more than the head learn."""
-    options = []
+def _harder(plan: Plan, options: TrainConfig) -> list[str]:
+    """Return what makes training images harder to know by heart, or lets more than the head learn; maybe
+    nothing."""
     if plan.tune == "head":
-        return _longer(plan)
-    if not plan.augment.mixup and not plan.augment.cutmix:
-        options.append("--augment strong")
+        return [_longer(plan)]
+    found = []
+    if not plan.augment.mixup and not plan.augment.cutmix and options.augment != "strong":
+        found.append("--augment strong")
     if plan.tune == "full" and plan.architecture.kind == "vit" and plan.architecture.drop_path < 0.1:
-        options.append("--drop-path 0.1")
-    return " ".join(options) or ("--tune lora" if plan.init else "a smaller --model")
+        found.append("--drop-path 0.1")
+    if found:
+        return [" ".join(found)]
+    if not plan.init:
+        return ["a smaller --model"]
+    return ["--tune lora"] if plan.tune == "full" and _takes(options, "tune") else []
+
+
+def _takes(options: TrainConfig, name: str) -> bool:
+    """Return whether the verb of these options has that one, and a use for it."""
+    return any(each.name == name and unused(each) is None for each in fields(options))

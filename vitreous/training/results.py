@@ -117,7 +117,7 @@ def conclude(training: "Training") -> Result:
         results["train"] = dict(_evaluate(training, known, "train").figures)
     results |= _speed(training)
     passes = training.position.step / training.loader.steps_per_epoch
-    results["advice"] = advice.advise(results, document, plan, objective.headline, passes)
+    results["advice"] = advice.advise(results, document, plan, objective.headline, passes, training.options)
     if len(training.stages) > 1:
         results["extensions"] = len(training.stages) - 1
     weights.about["results"] = {name: results[name] for name in ("val", "test") if name in results}
