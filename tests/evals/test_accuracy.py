@@ -7,8 +7,9 @@ import pytest
 import sklearn.metrics
 import torch
 from scipy.special import softmax
+from scipy.stats import binomtest
 
-from vitreous.evals import accuracy, answers
+from vitreous.evals import accuracy, answers, metrics
 from vitreous.evals.answers import Answers
 
 
@@ -43,8 +44,21 @@ def test_figures_are_scikit_learns(scored: tuple[np.ndarray, np.ndarray]) -> Non
     )
     assert (found["precision"], found["recall"], found["f1"]) == pytest.approx((precision, recall, f1))
     low, high = found["accuracy_interval"]
-    half = 1.96 * (found["accuracy"] * (1 - found["accuracy"]) / 400) ** 0.5
-    assert (low, high) == pytest.approx((found["accuracy"] - half, found["accuracy"] + half), abs=0.01)
+    scipys = binomtest(int((guess == targets).sum()), 400).proportion_ci(method="wilson")
+    assert (low, high) == pytest.approx((scipys.low, scipys.high), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("right", "count"), [(0, 23), (23, 23), (1, 23), (11, 12), (0, 1), (1, 1), (7, 4000)]
+)
+def test_the_interval_of_few_images_is_scipys(right: int, count: int) -> None:
+    """Also where all are right, or none: 23 of 23 does not show that every other one would be."""
+    found = metrics.wilson(np.arange(count) < right)
+    scipys = binomtest(right, count).proportion_ci(method="wilson")
+    assert found == pytest.approx([scipys.low, scipys.high], rel=1e-9, abs=1e-12)
+    assert 0 <= found[0] < found[1] <= 1 and found[0] <= right / count <= found[1]
+    scores, targets = np.eye(2)[(np.arange(count) >= right).astype(int)], np.zeros(count, int)
+    assert metrics.interval("accuracy", scores, targets) == found
 
 
 def test_a_class_without_images_and_a_single_image_are_no_trouble() -> None:

@@ -45,7 +45,7 @@ class EvaluateConfig(ReadingConfig):
     out: str | None = field(default=None, metadata=NOT_GIVEN)
     """Write `evaluation.json` and `report.html` into this folder."""
     seed: int | None = None
-    """Seed of the held-out part, bootstraps and corruptions; auto: that of the checkpoint's training."""
+    """Seed of the held-out part, the interval of --compare and corruptions; auto: that of the training."""
     restrict: bool = False
     """Choose only among the data's classes, as is usual for ImageNet-A and -R."""
     real_labels: str | None = field(default=None, metadata=NOT_GIVEN)

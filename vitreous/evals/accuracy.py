@@ -30,7 +30,7 @@ def headline(answers: Answers) -> dict[str, float]:
     }
 
 
-def document(answers: Answers, labels: Sequence[str], seed: int = 0) -> dict[str, Any]:
+def document(answers: Answers, labels: Sequence[str]) -> dict[str, Any]:
     """Return every figure: the headline with an interval, per class, confusion, calibration, mistakes."""
     rows = per_class(answers, labels)
     seen = [row for row in rows if row["count"]]
@@ -39,7 +39,7 @@ def document(answers: Answers, labels: Sequence[str], seed: int = 0) -> dict[str
     return {
         **headline(answers),
         "count": len(answers),
-        "accuracy_interval": list(bootstrap(answers.right.astype(float), seed)),
+        "accuracy_interval": metrics.wilson(answers.right),
         **means,
         "per_class": rows,
         "confusion": dense,

@@ -116,7 +116,7 @@ def figures(measured: Measured, options: EvaluateConfig) -> dict[str, Any]:
     classifier, found = measured.classifier, measured.answers
     if isinstance(found, Scores):
         return multilabel.document(found, classifier.labels, classifier.limits)
-    document = accuracy.document(found, classifier.labels, options.seed or 0)
+    document = accuracy.document(found, classifier.labels)
     for row in document["worst"]:
         row["file"] = measured.split.name(row["index"])
     if threshold := classifier.abstain:
