@@ -71,7 +71,11 @@ def served(digits: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def cautious(digits: Classifier, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A model that nearly never gives a label, stretches its images, and has a figure that is no number."""
     folder = tmp_path_factory.mktemp("cautious")
-    about = {"abstain": 0.99999, "results": {"test": {"accuracy": 0.5, "loss": float("nan")}}}
+    about = {
+        "abstain": 0.99999,
+        "results": {"test": {"accuracy": 0.5, "loss": float("nan")}},
+        "calibration": {"temperature": 1.25},
+    }
     preprocessing = replace(digits.preprocess.preprocessing, resize="exact")
     transform = EvaluationTransform(preprocessing, digits.preprocess.patch_size)
     saved = Classifier(digits.model, transform, digits.labels, about).save(folder / "digits.safetensors")
@@ -136,6 +140,7 @@ def test_a_cautious_model_says_so_in_words(browser: Browser, cautious: Running) 
         )
         said = page.locator("#about").inner_text()
         assert "stretched" in said and "exact" not in said and "99.999" in said and "NaN" not in said
+        assert "from before the calibration" in said.lower() and "divided by 1.25." in said
         assert page.evaluate("import('/web/card.js').then((card) => card.share(0.07))") == "7\u00a0%"
 
 

@@ -1,5 +1,6 @@
 """`push_to_hub`: what is uploaded, with the hub's API in place of the hub."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,16 @@ def test_a_layout_of_another_library_is_what_that_library_reads(
 def test_a_card_of_ones_own(hub: list[Any], digits: Classifier) -> None:
     digits.push_to_hub("me/digits", card="# Mine\n")
     assert hub[2][1]["README.md"] == b"# Mine\n"
+
+
+def test_a_card_tells_that_its_results_are_from_before_the_thresholds(
+    hub: list[Any], digits: Classifier
+) -> None:
+    about = {"multilabel": True, "results": {"test": {"accuracy": 0.5}}}
+    for fitted in ({}, {"thresholds": [0.25] * 10}):
+        replace(digits, about={**about, **fitted}).push_to_hub("me/digits")
+        said = "Measured before the thresholds" in hub[-1][1]["README.md"].decode()
+        assert said == bool(fitted)
 
 
 def test_what_can_not_be_pushed_is_one_line(

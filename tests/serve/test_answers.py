@@ -172,6 +172,23 @@ def test_the_card_tells_no_paths(digits: Classifier) -> None:
     assert card.json()["recipe"] == {"epochs": 3} and "/home" not in card.text
 
 
+def test_the_card_tells_of_a_calibration(digits: Classifier) -> None:
+    """With the figures before and after it: the results that training sealed are from before."""
+    changes = {"before": {"loss": 0.5, "ece": 0.1}, "after": {"loss": 0.25, "ece": 0.02}}
+    record = {"temperature": 2.5, "images": 180, "measured": 359, "split": "test", **changes}
+    for found, said in (
+        (record, "divided by 2.5, fitted on 180 val images. On 359 test images, which had no part in it: "),
+        (record, "calibration error 10.00 % → 2.00 %, loss 0.5000 → 0.2500."),
+        ({"temperature": 2.5}, "divided by 2.5."),
+        ({"temperature": 2.5, "after": 3}, ""),  # what another program wrote
+        (None, ""),
+    ):
+        about = {"results": {"test": {"loss": 0.5}}} | ({"calibration": found} if found else {})
+        with client(Classifier(digits.model, digits.preprocess, digits.labels, about)) as made:
+            told = made.get("/model").json()["calibration"]
+        assert said in told and bool(said) == bool(told)
+
+
 def test_a_path_or_method_that_is_not_there(digits: Classifier) -> None:
     with client(digits) as made:
         for method, path, status, word in (

@@ -59,11 +59,12 @@ def determines(logits: np.ndarray, targets: np.ndarray) -> bool:
 
 def section(about: Mapping[str, Any]) -> str:
     """Return what a model card says of the calibration, from what is recorded of the model; or nothing."""
-    told = _told(about)
-    return f"{HEADING}\n\n{told}\n\n" if told else ""
+    words = told(about)
+    return f"{HEADING}\n\n{words}\n\n" if words else ""
 
 
-def _told(about: Mapping[str, Any]) -> str:
+def told(about: Mapping[str, Any]) -> str:
+    """Return what is recorded of the calibration in a sentence or two, with the figures before and after."""
     record = about.get("calibration") or {}
     several = about.get("multilabel") is True
     if not isinstance(record, dict) or not ("thresholds" in about if several else "temperature" in record):

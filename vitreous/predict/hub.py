@@ -89,6 +89,8 @@ def describe(classifier: "Classifier", repository: str, layout: str) -> str:
     ]
     if table := _results(about.get("results")):
         parts += ["## Results", table]
+        if about.get("thresholds"):  # a temperature changes no answer, so no accuracy
+            parts.append("Measured before the thresholds of its labels were fitted.")
     if recipe := about.get("recipe"):
         lines = [f"- {name}: {json.dumps(value)}" for name, value in recipe.items()]
         parts += ["## Recipe", "\n".join(lines)]

@@ -7,6 +7,7 @@ that trained it stay private.
 from dataclasses import asdict
 from typing import Any
 
+from vitreous.evals import calibration
 from vitreous.models import cost
 from vitreous.models.architecture import Architecture, ViTConfig
 from vitreous.predict import Classifier
@@ -31,6 +32,7 @@ def card(classifier: Classifier, name: str, settings: Settings) -> dict[str, Any
         "labels": classifier.labels,
         "preprocessing": asdict(classifier.preprocess.preprocessing),
         "temperature": classifier.temperature,
+        "calibration": _calibration(about),
         "abstain": classifier.abstain,
         "multilabel": classifier.multilabel,
         "attention": _attention(config) if config.kind == "vit" and config.frames is None else None,
@@ -43,6 +45,14 @@ def card(classifier: Classifier, name: str, settings: Settings) -> dict[str, Any
         "precision": "float32" if classifier.engine is None else classifier.engine.precision,
         "limits": {"bytes": settings.max_body, "pixels": settings.max_pixels, "images": settings.max_images},
     }
+
+
+def _calibration(about: dict[str, Any]) -> str:
+    """Return what was measured of a calibration; the measured results are from before it."""
+    try:
+        return calibration.told(about)
+    except (KeyError, TypeError, ValueError, AttributeError):  # a record that another program wrote
+        return ""
 
 
 def _kind(config: Architecture) -> str:

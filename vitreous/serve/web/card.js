@@ -38,7 +38,7 @@ export function fillCard(model) {
   ];
   document.getElementById("card").replaceChildren(...facts.filter(Boolean).flatMap(([name, value]) => [text("dt", name), text("dd", value)]));
   const results = model.about.results;
-  if (results && typeof results === "object") document.getElementById("results").replaceChildren(resultTable(results));
+  if (results && typeof results === "object") document.getElementById("results").replaceChildren(...resultTable(results, model.calibration));
   const classes = document.getElementById("classes");
   classes.querySelector("summary").textContent = `${whole.format(model.labels.length)} classes`;
   classes.querySelector("p").textContent = model.labels.join(", ");
@@ -47,12 +47,12 @@ export function fillCard(model) {
 /** A share in percent, without the digits that binary fractions add. */
 export const share = (value) => `${Number((100 * value).toPrecision(6))}\u00a0%`;
 
-function resultTable(results) {
+function resultTable(results, calibration) {
   const splits = Object.entries(results).filter(([, value]) => value && typeof value === "object");
   const names = [...new Set(splits.flatMap(([, value]) => Object.keys(value)))]
     .filter((name) => splits.some(([, value]) => typeof value[name] === "number"));
   const table = document.createElement("table");
-  table.append(text("caption", "Measured results"));
+  table.append(text("caption", calibration ? "Measured results, from before the calibration" : "Measured results"));
   const head = table.createTHead().insertRow();
   head.append(...["", ...splits.map(([split]) => named(split))].map((name) => text("th", name)));
   const body = table.createTBody();
@@ -60,7 +60,7 @@ function resultTable(results) {
     const row = body.insertRow();
     row.append(text("th", named(name)), ...splits.map(([, value]) => text("td", figure(name, value[name]))));
   }
-  return table;
+  return calibration ? [table, text("p", calibration)] : [table];
 }
 
 function figure(name, value) {
