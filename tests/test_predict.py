@@ -3,6 +3,7 @@
 import io
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,6 +164,12 @@ def test_wrong_input_is_one_clear_line(classifier: Classifier, tmp_path: Path) -
     headless = vitreous.load(FIXTURES / "sealed_v1.safetensors", num_classes=0)
     with pytest.raises(ModelError, match="has no classes"):
         headless.predict(np.zeros((16, 24, 3), np.uint8))
+
+
+@pytest.mark.parametrize("source", [None, 3, b"tiny", ["tiny"]])
+def test_what_is_no_name_is_no_checkpoint(source: Any) -> None:
+    with pytest.raises(CheckpointError, match="is no CKPT: give a file, a folder, hf://owner/name, or tiny"):
+        vitreous.load(source)
 
 
 def test_pictures_without_pixels_fail_alone(classifier: Classifier, picture: Path) -> None:

@@ -346,6 +346,7 @@ def test_the_best_is_chosen_by_neighbours_or_without_labels() -> None:
     assert Masked(model(), SETTINGS).score(figures) == [0.4, -2.0]
     assert Masked(model(), SETTINGS).score(blind) == [-2.0]
     assert distilling().score(figures) == [0.4] and distilling().score(blind) == [7.0]
+    assert distilling().score({"loss": 2.0}) == [-2.0]  # of images that are too few to have a rank
 
 
 def test_answers_are_spread_over_as_many_prototypes_as_their_entropy_says() -> None:

@@ -18,7 +18,7 @@ import vitreous
 from tests import ranks
 from tests.forks import FORKS
 from tests.training.runs import assert_same_run, assert_same_weights, plan_of, records, weights
-from vitreous import parallel
+from vitreous import cli, parallel
 from vitreous.config import Preprocessing, PretrainConfig
 from vitreous.convert import convert
 from vitreous.data import Batch
@@ -164,6 +164,26 @@ def test_pictures_without_classes_are_enough(pictures: str, tmp_path: Path) -> N
     page = (run.folder / "report.html").read_text()
     assert "Nearest neighbours" in page and "What patches are like" in page and "teacher" in page
     assert not (run.folder / "preview.png").exists()
+
+
+@pytest.mark.parametrize("objective", ["mae", "dino"])
+def test_what_one_image_can_not_tell_is_not_told(
+    objective: str, pictures: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of twelve pictures one is held out for val and one for test: it has a rank of 1 and no cosine."""
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(sorted(Path(pictures).glob("train/*/*.png"))[:12]):
+        shutil.copy(path, flat / f"{number}.png")
+    words = ["--objective", objective, "--image-size", "16", "--patch-size", "4", "--epochs", "1"]
+    words += ["--device", "cpu", "--batch-size", "4", "--out", str(tmp_path / "run")]
+    assert cli.main(["pretrain", str(flat), *words]) == 0
+    printed = capsys.readouterr()
+    assert "cosine" not in printed.out and "rank" not in printed.out and "collapsed" not in printed.err
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    for split in ("val", "test"):
+        assert 0 < results[split]["count"] < 8
+        assert not {"effective_rank", "mean_cosine"} & results[split].keys()
 
 
 def _given(objective: str) -> dict[str, Any]:

@@ -31,7 +31,8 @@ FEWEST = 8
 
 @torch.no_grad()
 def collect(task: Task, encode: Compute, loader: Loader, inference: Inference, *, labelled: bool) -> MeanLoss:
-    """Return the task's means over the loader's split, of all ranks, and the health of its features."""
+    """Return the task's means over the loader's split, of all ranks, and the health of its features where the
+    images are enough to tell it."""
     means, every = Means(task, inference), -(-len(loader.split) // MOST)
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for batch, features in inference.batches(loader, encode):
@@ -45,7 +46,9 @@ def collect(task: Task, encode: Compute, loader: Loader, inference: Inference, *
         raise DataError("none of the images could be read: see `vitreous check`")
     order = np.argsort(indices, kind="stable")
     vectors = torch.from_numpy(vectors[order])
-    figures = {"effective_rank": effective_rank(vectors), "mean_cosine": mean_cosine(vectors)}
+    figures: dict[str, float] = {}
+    if len(vectors) >= FEWEST:
+        figures = {"effective_rank": effective_rank(vectors), "mean_cosine": mean_cosine(vectors)}
     if labelled and len(vectors) > 1:
         figures["knn"] = knn(vectors, torch.from_numpy(labels[order]))
     return MeanLoss({**means.figures(), **figures})
@@ -91,7 +94,7 @@ def knn(features: Tensor, targets: Tensor) -> float:  # (N, D), (N,)
 def collapse(figures: Mapping[str, float]) -> str | None:
     """Return how it shows that all images have become alike to the model; None if they have not, or if there
     are too few to tell."""
-    if figures.get("count", FEWEST) < FEWEST:
+    if "mean_cosine" not in figures or figures.get("count", FEWEST) < FEWEST:
         return None
     if figures["mean_cosine"] > ALIKE:
         return f"any two images have a cosine of {figures['mean_cosine']:.4f}"

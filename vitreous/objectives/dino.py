@@ -215,8 +215,11 @@ class Dino(Unlabelled):
 
     def score(self, figures: Mapping[str, float]) -> list[float]:
         """Return the share of images whose neighbours are of their class; without labels the effective rank:
-        losses of teachers that differ can't be compared."""
-        return [figures["knn"] if "knn" in figures else figures["effective_rank"]]
+        losses of teachers that differ can't be compared. Of too few images for a rank, the loss is all there
+        is."""
+        return [
+            next((figures[name] for name in ("knn", "effective_rank") if name in figures), -figures["loss"])
+        ]
 
     def trouble(self, figures: Mapping[str, float]) -> str | None:
         """Return that features have collapsed, or that the teacher can't tell images apart, if so."""

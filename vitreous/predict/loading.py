@@ -3,6 +3,7 @@
 What was assumed, and what was changed to fit another task, is printed as one short table.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -95,8 +96,10 @@ def load(
 def _read(
     source: str | Path, *, heads: int | None, image_size: int | tuple[int, int] | None, verify: bool
 ) -> tuple[Weights, str]:
-    text = str(source)
-    path = containers.fetch(text) if text.startswith("hf://") else Path(source)
+    if not isinstance(source, str | os.PathLike):
+        raise CheckpointError(f"{source!r} is no CKPT: give a file, a folder, hf://owner/name, or tiny")
+    text = os.fspath(source)
+    path = containers.fetch(text) if text.startswith("hf://") else Path(text)
     if not path.exists() and (own := bundled(text)) is not None:
         path = own
     if not path.exists():
