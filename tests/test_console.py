@@ -22,6 +22,23 @@ def test_a_table_is_plain_and_aligned_when_piped(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_cells_that_are_read_by_people_are_wrapped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    claim = "A model of two layers reads digits, and the positions help"
+    console.table(["name", "claim", "result"], [["course", claim, "held"], ["b", "short", None]], wrap=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "name    claim                  result",
+        "course  A model of two layers  held",
+        "        reads digits, and the",
+        "        positions help",
+        "b       short",
+    ]
+    console.table(["claim"], [[claim]])
+    assert claim in capsys.readouterr().out
+
+
 def test_a_table_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)

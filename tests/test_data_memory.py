@@ -199,6 +199,7 @@ class Broken(Pictures):
         ([(GRAYS[0], torch.tensor([2, 0]))], r"its label \[2, 0\] is not a 0 or 1"),
         ([GRAYS[0]], "item 0 has no label: give pairs"),
         ([("a.png", 0)], "a str is no picture"),
+        ([(7, 0)], "an int is no picture"),
         ([{"sound": 1, "label": 0}], "no picture among sound, label: call it 'image'"),
         ({"odd": Pictures()}, "'odd' is not a split of its own: name datasets train, val and test"),
         ({"val": Pictures(), "valid": Pictures()}, "'valid' is not a split of its own"),

@@ -155,8 +155,10 @@ def test_half_precision_weights_are_computed_in_single(tmp_path: Path) -> None:
 
 
 def test_wrong_input_is_one_clear_line(classifier: Classifier, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="a float is no picture: give a path, a folder"):
+    with pytest.raises(DataError, match="^a float is no picture: give a path, a folder"):
         classifier.predict([1.5])
+    with pytest.raises(DataError, match="^an int is no picture: give a path, a folder"):
+        classifier.predict(3)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="does not exist"):
         vitreous.load(tmp_path / "missing.safetensors")
     with pytest.raises(ModelError, match="2 labels for 3 classes"):

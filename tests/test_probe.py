@@ -16,7 +16,7 @@ from vitreous.data import open_data
 from vitreous.errors import DataError, ModelError, OptionError
 from vitreous.evals import features, metrics
 from vitreous.parallel import hardware
-from vitreous.probe import probe, suite
+from vitreous.probe import probe, suite, summary
 
 
 def test_every_method_finds_the_digits(digits_file: Path, tmp_path: Path) -> None:
@@ -146,6 +146,15 @@ def test_several_labels_are_probed_by_average_precision(
     for wrong in (replace(options, method="fewshot"), replace(options, metric="accuracy")):
         with pytest.raises(DataError, match="several"):
             probe(str(digits_file), str(pairs), wrong)
+
+
+def test_strengths_are_shown_in_one_form() -> None:
+    taken = {"width": 4, "seconds": 1.0}
+    about = {"metric": "accuracy", "accuracy": 0.5, "interval": [0.4, 0.6], "seconds": 1.0, "features": taken}
+    shots = {str(n): {**about, "strength": 2.0**power} for n, power in ((1, -10), (5, 17))}
+    document = {"linear": {**about, "strength": 10.0}, "fewshot": {**about, "shots": shots}}
+    chosen = [row[1] for row in summary(document)[1]]
+    assert chosen[:3] == ["strength = 10", "strength = 0.000977", "strength = 1.31e+05"]
 
 
 def test_from_the_command_line(digits_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,9 @@ On a terminal tables and notes are drawn by rich; elsewhere they are plain lines
 Because only results reach stdout, `--json` keeps it clean by construction.
 """
 
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -39,8 +41,13 @@ def result(sentence: str) -> None:
     sys.stdout.write(encodable(sentence, encoding_of(sys.stdout)) + "\n")
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, title: str = "") -> None:
-    """Write a table to stdout: boxed on a terminal, aligned plain lines elsewhere. Numbers align right."""
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, title: str = "", wrap: bool = False
+) -> None:
+    """Write a table to stdout: boxed on a terminal, aligned plain lines elsewhere. Numbers align right.
+
+    `wrap`: cells for people to read are broken into lines as a terminal would be wide.
+    """
     encoding = encoding_of(sys.stdout)
     columns, *texts = [
         [encodable(harmless(_text(cell)), encoding) for cell in row] for row in (columns, *rows)
@@ -49,13 +56,33 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, title: str 
     if sys.stdout.isatty():
         _draw(columns, texts, numeric, title)
         return
-    widths = [max(len(line[i]) for line in [list(columns), *texts]) for i in range(len(columns))]
-    for line in [list(columns), *texts]:
+    lines = [list(columns), *texts]
+    if wrap:
+        lines = _wrapped(lines, shutil.get_terminal_size().columns)
+    widths = _widths(lines)
+    for line in lines:
         cells = (
             cell.rjust(width) if right else cell.ljust(width)
             for cell, width, right in zip(line, widths, numeric, strict=True)
         )
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
+
+
+def _widths(lines: list[list[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+
+def _wrapped(lines: list[list[str]], limit: int) -> list[list[str]]:
+    """Return rows of which the widest column is broken into lines, so that all is as wide as the limit."""
+    widths = _widths(lines)
+    widest = widths.index(max(widths))
+    room = max(20, limit - (sum(widths) - widths[widest]) - 2 * (len(widths) - 1))
+    found = []
+    for line in lines:
+        parts = textwrap.wrap(line[widest], room) or [""]
+        for number, part in enumerate(parts):
+            found.append([part if i == widest else "" if number else cell for i, cell in enumerate(line)])
+    return found
 
 
 def encoding_of(stream: TextIO) -> str:

@@ -28,7 +28,7 @@ class DataError(VitreousError):
 
 
 class UnlabelledError(DataError):
-    """Images that have no labels, where labels are needed."""
+    """Images that have no labels, where labels are needed; or no images where they would have any."""
 
 
 class OptionError(VitreousError, ValueError):
@@ -57,6 +57,12 @@ class CallbackError(VitreousError):
 
 class MissingDependencyError(VitreousError):
     """An optional package that this verb needs is not installed."""
+
+
+def kind(value: object) -> str:
+    """Return what a value is, as an error names it: a float, an int."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3, before: str = "") -> str:

@@ -114,13 +114,13 @@ def summary(document: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
     for name in ("knn", "linear"):
         if name in document:
             found = document[name]
-            chosen = f"k = {found['k']}" if name == "knn" else f"strength = {found['strength']:.1e}"
+            chosen = f"k = {found['k']}" if name == "knn" else f"strength = {found['strength']:.3g}"
             rows.append([name, chosen, *_shares(found, metric), console.duration(found["seconds"])])
     if "fewshot" in document:
         for shots, found in document["fewshot"]["shots"].items():
             seconds = console.duration(document["fewshot"]["seconds"]) + " in all"
             rows.append(
-                [f"{shots}-shot", f"strength = {found['strength']:g}", *_shares(found, metric), seconds]
+                [f"{shots}-shot", f"strength = {found['strength']:.3g}", *_shares(found, metric), seconds]
             )
     about = f"width {taken['width']}" + (f", in {taken['arithmetic']}" if "arithmetic" in taken else "")
     rows.append(["features", about, "", "", console.duration(taken["seconds"])])

@@ -1,6 +1,7 @@
 """A server from its start to its end: settings, warming up, overload, a quiet end."""
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -54,7 +55,9 @@ def test_a_missing_checkpoint_is_one_line(capsys: pytest.CaptureFixture[str], tm
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_not_ready_until_warm(digits: Classifier, image: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_ready_until_warm(
+    digits: Classifier, image: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     gate = threading.Event()
     original = Classifier.probabilities
     monkeypatch.setattr(Classifier, "probabilities", lambda *given: (gate.wait(20), original(*given))[1])
@@ -63,9 +66,12 @@ def test_not_ready_until_warm(digits: Classifier, image: bytes, monkeypatch: pyt
         for answer in (made.get("/readyz"), post(made, image)):
             assert (answer.status_code, answer.json()["error"]) == (503, "not_ready")
             assert answer.headers["Retry-After"] == "1"
+        lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        levels = {each["path"]: each["level"] for each in lines if each["event"] == "request"}
         gate.set()
         wait_until_ready(made)
         assert post(made, image).status_code == 200
+    assert levels == {"/healthz": "info", "/readyz": "info", "/predict": "error"}  # to ask is no error
 
 
 def test_a_model_that_cannot_be_warmed_ends_the_server(

@@ -22,7 +22,7 @@ from vitreous import cli, parallel
 from vitreous.config import Preprocessing, PretrainConfig
 from vitreous.convert import convert
 from vitreous.data import Batch
-from vitreous.errors import OptionError, TrainingError
+from vitreous.errors import DataError, OptionError, TrainingError
 from vitreous.models import zoo
 from vitreous.models.architecture import ViTConfig
 from vitreous.objectives.dino import Dino
@@ -164,6 +164,11 @@ def test_pictures_without_classes_are_enough(pictures: str, tmp_path: Path) -> N
     page = (run.folder / "report.html").read_text()
     assert "Nearest neighbours" in page and "What patches are like" in page and "teacher" in page
     assert not (run.folder / "preview.png").exists()
+
+
+def test_a_folder_without_pictures_is_not_asked_for_classes(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no images found below it$"):
+        pretrain(str(tmp_path), options("mae", tmp_path / "run"))
 
 
 @pytest.mark.parametrize("objective", ["mae", "dino"])

@@ -79,6 +79,13 @@ def test_an_update_starts_at_zero_with_factors_that_keep_the_inputs_size() -> No
     assert torch.nn.functional.linear(inputs, layer.lora_a[0]).std().item() == pytest.approx(1.0, abs=0.05)
 
 
+def test_the_share_that_learns_is_told_however_small() -> None:
+    """Of a head of seven classes on ViT-Ti/16 it is no "0.0 %"."""
+    model = zoo.create_model("ViT-Ti/16", num_classes=7)
+    assert tuning.apply(model, "head") == "1,351 of 5,525,767 parameters (0.024 %)"
+    assert tuning.apply(tiny(), "full").endswith("(100.0 %)")
+
+
 @pytest.mark.parametrize("tune", ["lora", "lora:2"])
 @pytest.mark.parametrize(
     "changes", [{}, {"activation": "swiglu", "layer_scale": 0.5}, {"qkv_bias": False}], ids=str

@@ -159,8 +159,11 @@ def reproduce(
     if json:
         console.document(found.to_dict())
     elif name is None:
-        rows = [list(row.values()) for row in found.to_dict().values()]
-        console.table(["name", "source", "claim", "cost", "result"], rows)
+        rows = [
+            [row["name"], f"{row['claim']} ({row['source']}; {row['cost']})", row["result"]]
+            for row in found.to_dict().values()
+        ]
+        console.table(["name", "claim", "result"], rows, wrap=True)
     else:
         from vitreous.reproduce import table
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitreous.data import pictures
 from vitreous.data.decode import MAX_BYTES, SUFFIXES
 from vitreous.data.pictures import Tally
-from vitreous.errors import DataError
+from vitreous.errors import DataError, kind
 
 SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF87a", b"GIF89a", b"II*\0", b"II+\0", b"MM\0*", b"\0\0\0")
 BMP_HEADERS = (12, 16, 40, 52, 56, 64, 108, 124)
@@ -70,11 +70,11 @@ def items(given: Any) -> Iterator[Item]:
     elif isinstance(given, Iterable):
         several = list(given)
     else:
-        raise DataError(f"a {type(given).__name__} is no picture: {KINDS}")
+        raise DataError(f"{kind(given)} is no picture: {KINDS}")
     for each in several:  # before any of them is read
         known = isinstance(each, str | os.PathLike | bytes | bytearray | Image.Image | np.ndarray | Tensor)
         if not known and not hasattr(each, "read"):
-            raise DataError(f"a {type(each).__name__} is no picture: {KINDS}")
+            raise DataError(f"{kind(each)} is no picture: {KINDS}")
     for each in several:
         if hasattr(each, "read"):
             yield _opened(each)

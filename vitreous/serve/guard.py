@@ -123,8 +123,10 @@ class Guard:
         return None if known and scheme.lower() == b"bearer" else NO_TOKEN
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float, problem: str | None) -> None:
+        warming_up = scope["path"] == "/readyz" and status == 503  # an answer like others to who asks this
+        failed = problem or (status >= 500 and not warming_up)
         log(
-            "error" if problem or status >= 500 else "info",
+            "error" if failed else "info",
             "request",
             request_id=request_id,
             method=scope["method"],

@@ -80,7 +80,9 @@ def apply(model: Model, tune: str) -> str:
         _add_factors(model, number or RANK)
     learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
-    return f"{learning:,} of {total:,} parameters ({100 * learning / total:.1f} %)"
+    share = 100 * learning / total
+    shown = f"{share:.2g}" if 0 < share < 1 else f"{share:.1f}"  # of a head alone it is 0.025 %
+    return f"{learning:,} of {total:,} parameters ({shown} %)"
 
 
 def passes(config: Architecture, tune: str) -> float:

@@ -27,8 +27,9 @@ def open_source(root: Path, labelled: bool = True) -> Found:
         elif folder != root:
             tally.add(pictures.EMPTY, folder.name)
     if not splits:
-        expected = f" ({_expected()})" if labelled else ""
-        raise DataError(f"{root}: no images found below it{expected}{_but(tally)}")
+        if labelled:  # without labels there is nothing to expect but pictures
+            raise UnlabelledError(f"{root}: no images found below it ({_expected()}){_but(tally)}")
+        raise DataError(f"{root}: no images found below it{_but(tally)}")
     classes = {label for _, labels in splits.values() for label in labels if isinstance(label, str)}
     if labelled and "train" in splits and len(classes) < 2:
         raise UnlabelledError(

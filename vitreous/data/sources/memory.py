@@ -23,7 +23,7 @@ from vitreous.data.images import ArrayImages, EncodedImages, Images, to_image, t
 from vitreous.data.sources.arrays import pixels as as_pixels
 from vitreous.data.sources.found import Found, Label, split_name
 from vitreous.data.sources.tables import LABEL_COLUMNS
-from vitreous.errors import DataError, UnlabelledError
+from vitreous.errors import DataError, UnlabelledError, kind
 from vitreous.files import cache_root
 
 IMAGE_COLUMNS = ("image", "img", "picture", "pixels", "pixel_values", "x")
@@ -85,8 +85,8 @@ class InMemory:
 def _called(dataset: Any) -> str:
     """Return a name for the run folder: the data set's own, or that of its kind."""
     known = getattr(getattr(dataset, "info", None), "dataset_name", None)
-    kind = "dataset" if isinstance(dataset, list | tuple) else type(_root(dataset)).__name__
-    name = known if isinstance(known, str) and known else kind
+    sort = "dataset" if isinstance(dataset, list | tuple) else type(_root(dataset)).__name__
+    name = known if isinstance(known, str) and known else sort
     return "".join(sign if sign.isalnum() or sign in "-_" else "-" for sign in name.lower())
 
 
@@ -192,9 +192,7 @@ def _picture(value: Any, where: str) -> np.ndarray | bytes:
         value = np.asarray(numbers())
         value = value.transpose(1, 2, 0) if value.ndim == 3 and value.shape[0] in (1, 3, 4) else value
     if not isinstance(value, np.ndarray):
-        raise DataError(
-            f"{where}: a {type(value).__name__} is no picture: give a Pillow image, tensor or array"
-        )
+        raise DataError(f"{where}: {kind(value)} is no picture: give a Pillow image, tensor or array")
     if value.dtype.kind == "f" and value.size and not (value.min() >= 0 and value.max() <= 1):
         raise DataError(
             f"{where}: floats from {value.min():.3g} to {value.max():.3g}: give pictures before they are "
