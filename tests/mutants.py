@@ -79,6 +79,13 @@ TESTS = {
     "evals/multilabel": ["evals/test_multilabel"],
     "evals/calibration": ["evals/test_calibration"],
     "evals/health": ["evals/test_health", "training/test_pretrain"],
+    **{
+        f"evaluate/{name}": ["test_evaluate", "test_calibrate"] for name in ("__init__", "measuring", "table")
+    },
+    **{f"evaluate/{name}": ["test_calibrate"] for name in ("calibrating", "card")},
+    "evaluate/conditions": ["test_evaluate"],
+    "parallel/threads": ["training/test_threads"],
+    "report/folder": ["test_report_folder"],
     "evals/mean_loss": ["evals/test_answers", "training/test_results"],
     "data/order": ["test_data_order", "training/test_meaning", "test_data_loader"],
     "data/mix": [
