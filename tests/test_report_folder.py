@@ -12,6 +12,7 @@ from vitreous import cli
 from vitreous.errors import OptionError
 from vitreous.report import folder as module
 from vitreous.report.folder import KINDS, MARKER, Folder
+from vitreous.report.numbers import HEADS_OF
 
 COMMANDS = {
     "evaluate": ["evaluate", "no-model", "digits"],
@@ -120,6 +121,10 @@ def test_what_was_changed_since_is_kept(tmp_path: Path) -> None:
     (tmp_path / "suspicious.csv").rename(tmp_path / "mine.csv")
     write(Folder(tmp_path, "clean"), clean_json="{}", suspicious_csv="a new list", report_html="a page")
     assert (tmp_path / "suspicious.csv").read_text() == "a new list"
+
+
+def test_the_names_of_all_pictures_of_heads_are_known() -> None:
+    assert f"heads-{HEADS_OF}.png" in KINDS["inspect"].names
 
 
 def test_a_file_that_came_later_under_one_of_our_names_is_kept(tmp_path: Path) -> None:

@@ -100,6 +100,17 @@ def test_many_images_are_computed_on_as_many_threads_as_help(
     assert seen == {count} and torch.get_num_threads() == 2
 
 
+@pytest.mark.parametrize("predicting", [False, True])
+def test_what_is_timed_is_what_will_be_done(predicting: bool) -> None:
+    """Gradients before training, predictions alone in inference mode."""
+    plan = choose(TrainConfig(), DIGITS)
+    model, gradients = zoo.build(plan.architecture), []
+    model.head.weight.register_hook(gradients.append)  # type: ignore[union-attr]
+    with torch.inference_mode(predicting):
+        parallel.settle(model, plan.precision, CPU)
+    assert bool(gradients) != predicting
+
+
 def test_a_slow_model_is_called_once_on_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     monkeypatch.setattr(threads, "SLOW", 0.0)
