@@ -169,6 +169,9 @@ def test_what_inspect_can_not_do_is_said_in_one_line(tmp_path: Path, images: lis
     (tmp_path / "text.png").write_text("text")
     with pytest.raises(DataError, match="none of the 1 images could be read"):
         report.inspect(source, [tmp_path / "text.png"], tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="there is no image: give JPEG"):
+        report.inspect(source, [tmp_path / "empty"], tmp_path / "out")
     broken = load(source)
     with torch.no_grad():
         broken.model.blocks[1].attn.proj.weight[0, 0] = float("nan")

@@ -182,7 +182,7 @@ def inspect(
         console.document(found.to_dict())
         return
     assert found.folder is not None
-    rows = [[str(found.folder / "report.html"), "all of it, with how to read it"]]
+    rows = [[str(found.folder / "report.html"), "the page: how to read it"]]
     rows += [[str(found.folder / each["file"]), each["title"]] for each in found.to_dict()["figures"]]
     rows += [[str(found.folder / "inspection.json"), "the numbers that the figures show"]]
     console.table(["wrote", "holds"], rows)

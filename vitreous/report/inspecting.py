@@ -89,7 +89,10 @@ def read(images: Sequence[str | Path], classifier: Classifier) -> list[NamedImag
     channels = classifier.preprocess.preprocessing.channels
     paths: list[Path] = []
     for each in map(Path, images):
-        paths += _inside(each) or [each]
+        found = _inside(each) if each.is_dir() else [each]
+        if not found:
+            console.warn(f"{each}: no image in this folder")
+        paths += found
     decoded = []
     for path in paths:
         try:
@@ -98,15 +101,14 @@ def read(images: Sequence[str | Path], classifier: Classifier) -> list[NamedImag
             decoded.append(NamedImage(str(path), image))
         except DataError as error:
             console.warn(str(error))
-    if paths and not decoded:
-        raise DataError(f"none of the {len(paths)} images could be read: give JPEG, PNG or WebP files")
+    if images and not decoded:
+        what = f"none of the {len(paths)} images could be read" if paths else "there is no image"
+        raise DataError(f"{what}: give JPEG, PNG or WebP files")
     return decoded
 
 
 def _inside(folder: Path) -> list[Path]:
     """Return the images in a folder and its subfolders; of many, some, evenly spread."""
-    if not folder.is_dir():
-        return []
     found = sorted(path for path in folder.rglob("*") if path.is_file() and why_not(path.name) is None)
     if len(found) <= MOST:
         return found
